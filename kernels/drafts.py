@@ -1,5 +1,6 @@
 """Decisions on a step's drafts before any is verified: calibrated confidences, ends of answers, and admission."""
 
+import numpy as np
 import torch
 
 from .cpu import native
@@ -40,6 +41,31 @@ def weigh_drafts(
     return (shifts[classes] + logits * inverse[classes]).sigmoid_().float(), until
 
 
+def survival_of(confidence: torch.Tensor, draft_lens: torch.Tensor | None = None) -> torch.Tensor:
+    """[R, gamma] float32 prefix survival of confidence [R, gamma]; 0 at and beyond `draft_lens` [R] where given.
+
+    Confidences are clamped to 0..1, NaN to 0, so a broken drafter costs only speed.
+    """
+    if confidence.device.type != "cpu":
+        return survival_torch(confidence, draft_lens)
+    clamped = np.fmax(confidence.float().numpy(), 0.0)  # numpy has less to do before it begins
+    np.fmin(clamped, 1.0, out=clamped)
+    survival = torch.from_numpy(clamped).cumprod_(1)
+    if draft_lens is not None and np.count_nonzero(draft_lens.numpy() < clamped.shape[1]):
+        clamped *= np.arange(clamped.shape[1]) < draft_lens.numpy()[:, None]
+    return survival
+
+
+def survival_torch(confidence: torch.Tensor, draft_lens: torch.Tensor | None = None) -> torch.Tensor:
+    """`survival_of` on any device, without waiting for it."""
+    # nan_to_num first: a clamp lets NaN through. cummin, because products in parallel round differently at each
+    # position, and survival must not rise.
+    survival = torch.nan_to_num(confidence.float(), nan=0.0).clamp_(0.0, 1.0).cumprod_(1).cummin(1).values
+    if draft_lens is not None:
+        survival *= torch.arange(survival.shape[1], device=survival.device) < draft_lens[:, None]
+    return survival
+
+
 def admit(
     confidence: torch.Tensor,
     draft_lens: torch.Tensor,
@@ -61,8 +87,7 @@ def admit(
         return torch.ops.outrider_cuda.admit(confidence, draft_lens, tokens, bounds, first)
     if native.fits(confidence):
         return torch.ops.outrider.admit(confidence, draft_lens, tokens, bounds, first)
-    survival = torch.nan_to_num(confidence, nan=0.0).clamp_(0.0, 1.0).cumprod_(1).cummin(1).values
-    survival *= torch.arange(confidence.shape[1], device=confidence.device) < draft_lens[:, None]
+    survival = survival_of(confidence, draft_lens)
     worth = survival if bounds is None else survival * (survival >= bounds).cumprod(1)
     if first is not None:
         worth = torch.where(first[:, None], worth * 2.0**64, worth)

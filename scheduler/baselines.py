@@ -4,47 +4,49 @@ They set no budget before drafting. But a GPU's step has its size before its dra
 tokens that recent steps verified bound the next one.
 """
 
+import math
 from collections import deque
 
 import numpy as np
 import torch
 
-from .admission import largest, survival_of, top_k
-from .buckets import RecentDemand
-from .contract import LATE, Budget, FinishedStep, Planner, StepView
+from outrider.kernels.drafts import survival_of
+from outrider.kernels.upload import upload
+
+from .admission import largest
+from .contract import Budget, FinishedStep, Planner, StepView
 from .cost.model import StepCost
-from .upload import upload
+
+RECENT = 8
+"""Steps that bound the next one on a GPU."""
 
 
 class BucketBoundedPlanner(Planner):
-    """Without buckets there is no bound."""
+    """Without buckets there is no bound. With them recent steps bound the next one: one that used up its bound may have
+    wanted more, and counts twice."""
 
     def __init__(self) -> None:
-        self._demand = RecentDemand()
-        self._issued: deque[tuple[StepView, int]] = deque(maxlen=LATE)
+        self._recent: deque[float] = deque(maxlen=RECENT)  # draft tokens of a request, of observed steps
+        self._bounds: deque[tuple[StepView, int]] = deque()  # of steps that are not observed yet
 
     def bound(self, step: StepView) -> int | None:
         """`Budget.tokens` of `step`; called once for each."""
         if self.buckets is None:
             return None
         requests, room = len(step.rows), int(np.add.reduce(step.limits))
-        tokens = self.buckets.fill_bucket(requests, self._demand.tokens(requests, room), room)
-        self._issued.append((step, tokens))
+        wanted = max(math.ceil(max(self._recent) * requests), 1) if self._recent else room
+        tokens = self.buckets.fill_bucket(requests, wanted, room)
+        self._bounds.append((step, tokens))
         return tokens
 
     def observe(self, step: FinishedStep) -> None:
         super().observe(step)
-        while self._issued:
-            issued, tokens = self._issued.popleft()
-            if issued is step.view:
-                self._demand.observe(step.verify_lens, tokens)
+        while self._bounds:
+            view, bound = self._bounds.popleft()
+            if view is step.view:
+                verified = int(np.add.reduce(step.verify_lens))
+                self._recent.append((2 * verified + 1 if verified >= bound else verified) / len(view.rows))
                 return
-
-
-def in_turns(draft_lens: torch.Tensor, gamma: int) -> torch.Tensor:
-    """[R, gamma] float32 that sorts every request's first token before any second one; 0 beyond `draft_lens` [R]."""
-    steps = torch.arange(gamma, device=draft_lens.device)
-    return (steps < draft_lens[:, None]) / (steps + 1.0)
 
 
 class VerifyAll(BucketBoundedPlanner):
@@ -61,7 +63,11 @@ class VerifyAll(BucketBoundedPlanner):
 
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
         lens = draft_lens if self.gamma is None else draft_lens.clamp(max=self.gamma)
-        return lens if budget.tokens is None else top_k(in_turns(lens, confidence.shape[1]), budget.tokens)
+        if budget.tokens is None:
+            return lens
+        places = torch.arange(confidence.shape[1], device=confidence.device)
+        in_turns = torch.where(places > 0, places / (places + 1), 1.0)  # survival 1 / (k + 1): all first tokens first
+        return largest(in_turns.expand(confidence.shape), lens, budget.tokens)
 
 
 class Threshold(BucketBoundedPlanner):
@@ -80,7 +86,7 @@ class Threshold(BucketBoundedPlanner):
         if budget.tokens is None:
             return torch.minimum((survival_of(confidence) >= self.threshold).sum(1), draft_lens)
         bounds = np.full(confidence.shape[1], self.threshold, dtype=np.float32)
-        return largest(confidence, draft_lens, budget.tokens, bounds=bounds, admit=self.admit_by)
+        return largest(confidence, draft_lens, budget.tokens, bounds=bounds)
 
 
 class Synchronous(BucketBoundedPlanner):
@@ -98,11 +104,8 @@ class Synchronous(BucketBoundedPlanner):
         self.cost = cost
 
     def budget(self, step: StepView) -> Budget:
-        requests, room = len(step.rows), int(step.limits.sum())
-        tokens = np.arange(requests, requests + room + 1)
-        if self.buckets is not None:
-            tokens = self.buckets.round_up_each(tokens)
-        seconds = self.cost.seconds(requests, tokens, float(step.contexts.sum()))
+        room = int(step.limits.sum())
+        seconds = self.verifying(self.cost, step, room)
         if not room:
             return Budget(draft=False, tokens=0, seconds=seconds)
         drafting = self.cost.draft_seconds(int((step.limits > 0).sum()))

@@ -5,16 +5,12 @@ verifying tokens, so K is raised to T - R where so many are drafted. The size is
 for the device.
 """
 
-import math
 from bisect import bisect_left
-from collections import deque
 
 import numpy as np
 
 STEPS = 8
 """TokenBuckets between one power of two and the next, so that padding is less than an eighth of a step."""
-RECENT = 8
-"""Steps that bound the next one."""
 
 
 class TokenBuckets:
@@ -67,25 +63,3 @@ class TokenBuckets:
     def fill_bucket(self, requests: int, wanted: int, room: int) -> int:
         """Draft tokens that fill the bucket of the `wanted` ones, at most `room`."""
         return min(self.round_up(requests + min(wanted, room)) - requests, room)
-
-
-class RecentDemand:
-    """Recent numbers of verified tokens, which bound steps of planners without a budget.
-
-    A step that used up its bound may have wanted more, and counts twice. Only observed steps count.
-    """
-
-    def __init__(self) -> None:
-        self._recent: deque[float] = deque(maxlen=RECENT)  # draft tokens of a request
-
-    def observe(self, verify_lens: np.ndarray, bound: int | None) -> None:
-        """verify_lens: [R] of a finished step, which was allowed `bound` draft tokens."""
-        verified = int(np.add.reduce(verify_lens))
-        used_up = bound is not None and verified >= bound
-        self._recent.append((2 * verified + 1 if used_up else verified) / len(verify_lens))
-
-    def tokens(self, requests: int, room: int) -> int:
-        """Bound of the next step's draft tokens, at most `room`, which is the bound before the first observed step."""
-        if not self._recent:
-            return room
-        return min(max(math.ceil(max(self._recent) * requests), 1), room)

@@ -17,12 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .admission import Admit
 from .buckets import TokenBuckets
 from .cost.model import StepCost
-
-LATE = 64
-"""Steps that may be unobserved at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +142,6 @@ class Planner(ABC):
     draft_sizes: Sequence[int] = ()
     """Numbers of requests for which a GPU has graphs of drafts, ascending: a draft for any of R requests takes the time
     of the smallest size from R on. Empty: the time of as many as it is for."""
-    admit_by: Admit | None = None
-    """Compiled admission in one call. None: torch or numpy admit."""
     block: int | None = None
     """Tokens of a model's whole draft, if the budget may choose fewer. None: it may not."""
 
@@ -185,6 +179,13 @@ class Planner(ABC):
         context = float(np.add.reduce(step.view.contexts))
         draft_seconds = step.draft_seconds if step.drafting else 0.0
         self.cost.observe(len(step.view.rows), step.tokens, context, drafts, seconds, draft_seconds)
+
+    def verifying(self, cost: StepCost, step: StepView, room: int) -> np.ndarray:
+        """[room+1] seconds of a step with 0..room admitted tokens, without drafting and the host's time."""
+        tokens = np.arange(len(step.rows), len(step.rows) + room + 1)
+        if self.buckets is not None:
+            tokens = self.buckets.round_up_each(tokens)
+        return cost.seconds(len(step.rows), tokens, float(np.add.reduce(step.contexts)))
 
     def charged_drafts(self, drafts: float, requests: int, depth: Any) -> Any:
         """Whole drafts that a step of `requests` pays for when the model drafts `depth` tokens for `drafts` of them."""

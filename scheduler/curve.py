@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-RESOLUTION = 50_000.0
-"""Steps in a survival of 1. With the largest correction (`Correction.MOST`) they still fit into 16 bits."""
+LARGEST = 1.25
+"""Largest survival, of confidences that are corrected upward."""
+RESOLUTION = (2**16 - 1) / LARGEST
+"""Steps in a survival of 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,26 +69,18 @@ def curve_by_survival(requests: int, survival: np.ndarray, seconds: np.ndarray) 
     survival: [samples, R, gamma]. seconds: [room+1] of a step with 0..room admitted tokens.
     """
     samples = len(survival)
-    best = largest_survivals(survival.reshape(samples, -1), len(seconds) - 1).astype(np.uint32)
-    best *= np.uint32(samples)
-    best += np.arange(samples, dtype=np.uint32)[:, None]
-    ordered = np.sort(best, axis=None)[::-1]
-    values, which = np.divmod(ordered, np.uint32(samples))
-    useful = np.count_nonzero(values)
-    values, which = values[:useful].astype(np.int64), which[:useful].astype(np.int64)
-    # Each point adds a token to one sample; that sample's step then takes the time of one more.
-    order = np.argsort(which, kind="stable")
-    counts = np.bincount(which, minlength=samples)
-    place = np.empty(len(values), dtype=np.int64)
-    place[order] = np.arange(len(values)) - np.repeat(counts.cumsum() - counts, counts)
+    best = largest_survivals(survival.reshape(samples, -1), len(seconds) - 1)
+    order = np.argsort(~best, axis=None, kind="stable")[: np.count_nonzero(best)]
+    values, (sample, place) = best.ravel()[order].astype(np.int64), np.divmod(order, max(best.shape[1], 1))
     tokens = np.append(requests, values * (1 / (RESOLUTION * samples))).cumsum()
-    taken = np.append(seconds[0], (seconds[place + 1] - seconds[place]) * (1 / samples)).cumsum()
-    return Curve(tokens / taken, taken, values * (1 / RESOLUTION), which, samples)
+    # Each point adds a token to one sample; that sample's step then takes the time of one more.
+    taken = np.append(seconds[0], np.diff(seconds)[place] * (1 / samples)).cumsum()
+    return Curve(tokens / taken, taken, values * (1 / RESOLUTION), sample, samples)
 
 
 def largest_survivals(survival: np.ndarray, count: int) -> np.ndarray:
     """[samples, min(count, n)] uint16: the largest survivals of each sample in descending order, in steps of
-    1 / RESOLUTION. survival: [samples, n] float32 in 0..65535 / RESOLUTION."""
+    1 / RESOLUTION. survival: [samples, n] float32 in 0..LARGEST."""
     ordered = (survival * np.float32(RESOLUTION)).astype(np.uint16)
     ordered.sort(axis=1, kind="stable")  # "stable" is the radix sort
     return ordered[:, ::-1][:, :count]

@@ -11,18 +11,19 @@ from typing import Any
 
 import numpy as np
 
+from .cost.drift import RATE
+from .curve import LARGEST
+
 PRIOR_CONFIDENCE = 0.8
 """Confidence assumed before anything was drafted, so that drafting is tried."""
 DEPTH = 16
 """Drafts that are kept of each request; a power of two."""
-POOL = 64
-"""Drafts that are kept of all requests of a group together."""
-MOST_GROUPS = 64
-"""Groups of requests with a pool of their own."""
+SAMPLES = 64
+"""Drafts that are kept of all requests of a group together, and groups that are kept."""
 
 
 class SurvivalHistory:
-    """The last DEPTH survivals [gamma] of every request, and the last POOL of all requests of a group; with each, the
+    """The last DEPTH survivals [gamma] of every request, and the last SAMPLES of all requests of a group; with each the
     chance that the model had to draft for it: 1, or less where prompt lookup did.
 
     prior: confidence that is assumed before anything was written.
@@ -62,19 +63,17 @@ class SurvivalHistory:
         More than one sample are followed by half as many of the group: the next passage of a text resembles the mean of
         all texts more than its own last passage, and a plan without them rests after every hard passage.
         """
-        counts = self.counts(rows, generations)
-        own = min(samples, DEPTH)
-        back = np.arange(own)[:, None] % np.clip(counts, 1, DEPTH)
-        found = self._records.take(rows * DEPTH + (counts - 1 - back) % DEPTH, axis=0)
-        shared = own // 2
-        if shared:
-            found = np.concatenate([found, np.empty((shared, *found.shape[1:]), dtype=np.float32)])
-        if shared or not counts.all():
+        counts, depth = self.counts(rows, generations), min(samples, DEPTH)
+        back = np.arange(depth)[:, None] % np.clip(counts, 1, DEPTH)
+        records = np.empty((depth + depth // 2, len(rows), self._records.shape[1]), dtype=np.float32)
+        records[:depth] = self._records.take(rows * DEPTH + (counts - 1 - back) % DEPTH, axis=0)
+        if depth > 1 or not counts.all():
             for pool, members in self._pools_of(groups):
                 places = np.arange(len(rows))[members]
-                found[:own, places[counts[places] == 0]] = pool.mean
-                found[own:, places] = pool.spread(shared, len(places))
-        return found[:, :, :-1], found[:, :, -1]
+                records[depth:, places] = pool.spread(depth // 2, len(places))
+                if len(unknown := places[counts[places] == 0]):
+                    records[:depth, unknown] = pool.mean
+        return records[:, :, :-1], records[:, :, -1]
 
     def extrapolated(self, survival: np.ndarray, depth: int, block: int) -> np.ndarray:
         """survival [n, gamma] of drafts of `depth` tokens, continued up to `block` tokens as the mean draft falls."""
@@ -89,7 +88,7 @@ class SurvivalHistory:
         """The pool of each group, with the places of its requests in the batch."""
         for group in (0,) if groups is None else np.unique(groups).tolist():
             self._pools[group] = pool = self._pools.pop(group, None) or _Pool(self._start)
-            if len(self._pools) > MOST_GROUPS:
+            if len(self._pools) > SAMPLES:
                 del self._pools[next(iter(self._pools))]
             yield pool, slice(None) if groups is None else np.flatnonzero(groups == group)
 
@@ -103,32 +102,28 @@ class SurvivalHistory:
 
 
 class _Pool:
-    """The last POOL records of a group. start: [gamma + 1] the record of an unknown request."""
+    """The last SAMPLES records of a group. start: [gamma + 1] the record of an unknown request."""
 
     def __init__(self, start: np.ndarray):
-        self._records = np.tile(start, (POOL, 1))
+        self._records = np.tile(start, (SAMPLES, 1))
         self._place = 0
-        self._mean: np.ndarray | None = start
 
     def write(self, records: np.ndarray) -> None:
         """Take in [n, gamma], of many a part."""
-        new = records[:: -(-len(records) // POOL)] if len(records) > POOL else records
-        self._records[(self._place + np.arange(len(new))) % POOL] = new
+        new = records[:: max(-(-len(records) // SAMPLES), 1)]
+        self._records[(self._place + np.arange(len(new))) % SAMPLES] = new
         self._place += len(new)
-        self._mean = None
 
     @property
     def mean(self) -> np.ndarray:
-        """[gamma]."""
-        if self._mean is None:
-            self._mean = self._records.mean(0)
-        return self._mean
+        """[gamma + 1]."""
+        return np.asarray(self._records.mean(0))
 
     def spread(self, samples: int, requests: int) -> np.ndarray:
         """[samples, requests, gamma] records, each request's own where there are enough."""
         count = samples * requests
-        places = np.arange(count).reshape(samples, requests) * max(POOL // max(count, 1), 1)
-        return self._records[(self._place + places) % POOL]
+        places = np.arange(count).reshape(samples, requests) * max(SAMPLES // max(count, 1), 1)
+        return self._records[(self._place + places) % SAMPLES]
 
 
 class Correction:
@@ -142,10 +137,6 @@ class Correction:
     SURE = 2.0
     WINDOW = 1024.0
     """Predicted tokens after which old ones have faded to 1 / e."""
-    MOST = 1.25
-    """Largest factor, for confidences that are too low."""
-    FADE = 0.97
-    """Weight of the past after a probe, which verifies no drafts: so failed drafts are tried again."""
 
     def __init__(self) -> None:
         self._predicted, self._accepted = 0.0, 0.0
@@ -160,12 +151,12 @@ class Correction:
         self._update()
 
     def fade(self) -> None:
-        """Forget a part of the past."""
-        self._predicted, self._accepted = self._predicted * self.FADE, self._accepted * self.FADE
+        """Forget a part of the past, after a probe, which verifies no drafts: so failed drafts are tried again."""
+        self._predicted, self._accepted = (1 - RATE) * self._predicted, (1 - RATE) * self._accepted
         self._update()
 
     def _update(self) -> None:
         if self._predicted > 0:
             root = math.sqrt(self.SURE**2 + 4 * self._accepted)  # bounds of a Poisson mean
             least, most = ((root - self.SURE) / 2) ** 2, ((root + self.SURE) / 2) ** 2
-            self.factor = min(min(max(self._predicted, least), most) / self._predicted, self.MOST)
+            self.factor = min(min(max(self._predicted, least), most) / self._predicted, LARGEST)

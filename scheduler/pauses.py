@@ -7,8 +7,7 @@ A prompt is read in chunks, and decode steps run between them:
   level needs more. That delays the prompt's first token by this time alone;
 - a prompt that fits whole into a chunk skips that wait, unless a service level needs it; a short one waits for service
   levels no longer than twice the bound;
-- the prompt with the smallest turn is read first: the shortest, until a longer one has waited long enough. A partly
-  read prompt has the turn of its unread tokens, but short prompts pass it as if none of it was read.
+- the prompt with the smallest turn is read first: the shortest, until a longer one has waited long enough.
 
 All times come from `PrefillCost` and from earlier steps; this module reads no clock.
 """
@@ -28,11 +27,13 @@ SHARE = 0.36
 n waiting prompts the share is SHARE / n²: decode steps for few answers waste time, and all n prompts wait for them."""
 MOST_SHARE = 0.9
 """The most that service levels can raise it to."""
-PATIENCE = 12
-"""Shorter prompts pass a prompt until this many times its own tokens have been read."""
+PATIENCE = 8
+"""Shorter prompts pass a prompt until this many times its unread tokens have been read."""
+LATER = 32768
+"""Short prompts pass a longer one until this many more tokens have been read."""
 SHORT = 256
-"""Tokens of a short prompt. It passes a longer one even if it breaks the bound: SGLang cuts one prompt at a time, so the
-short one would wait for all chunks of the long one."""
+"""Tokens of a short prompt. It passes a longer one even if it breaks the bound: SGLang cuts one prompt at a time, so
+the short one would wait for all chunks of the long one."""
 ALONE = 2
 """A chunk may take this many times the bound while no request decodes: the next request to come waits for it."""
 STEP_RATE = 0.1
@@ -59,7 +60,7 @@ class Chunk:
 
 def turn_of(arrival: int, tokens: int) -> float:
     """Turn of a prompt with `tokens` to read that came after `arrival` tokens of prompts had been read."""
-    return arrival + PATIENCE * tokens
+    return arrival + PATIENCE * tokens + (LATER if tokens > SHORT else 0)
 
 
 def level_share(levels: np.ndarray, speed: float) -> float:
@@ -124,7 +125,7 @@ class Pauses:
             tokens, pairs = tokens + more[0], pairs + more[1]
             short = number == 0 and unfinished is not None and prompt.tokens <= SHORT and not self.paused
             fits = short or self.cost.seconds(tokens, pairs) <= room
-            if not fits or (unfinished is not None and prompt.turn > _turn_to_pass(unfinished, prompt)):
+            if not fits or (unfinished is not None and prompt.turn > unfinished.turn):
                 return pages, number
             pages += math.ceil(prompt.tokens / self.page) * self.page
         return pages, len(queue)
@@ -152,11 +153,6 @@ class Pauses:
         self.step += (STEP_RATE if self.step else 1.0) * (seconds - self.step)
         self._owed = max(self._owed - seconds, -self.step)  # a step may end later than the debt: the next chunk pays
         self._owed_to_levels = max(self._owed_to_levels - seconds, -self.step)
-
-
-def _turn_to_pass(unfinished: Prompt, prompt: Prompt) -> float:
-    """`prompt` passes the partly read one up to this turn. Short ones: its turn before any of it was read."""
-    return unfinished.turn + (PATIENCE * unfinished.context if prompt.tokens <= SHORT else 0)
 
 
 def _size(prompt: Prompt) -> tuple[int, float]:

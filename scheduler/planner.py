@@ -26,10 +26,10 @@ import numpy as np
 import torch
 
 from .admission import largest
-from .contract import LATE, Budget, FinishedStep, PlannedCurve, Planner, StepView
+from .contract import Budget, FinishedStep, PlannedCurve, Planner, StepView
 from .cost.model import StepCost
 from .curve import Curve, curve_by_survival, curve_by_tokens
-from .history import Correction, SurvivalHistory
+from .history import SAMPLES, Correction, SurvivalHistory
 from .probing import Probing, mostly_the_same
 from .service_levels import behind, levels_kept
 
@@ -56,8 +56,7 @@ class Plan:
     """One way to run a step.
 
     curve: its throughput curve, and `point` the best one. kept: service levels kept there. drafts: the model drafts.
-    depth: tokens of each draft; None: whole drafts. drafting: expected seconds of the drafts, `discount` of which does
-    not count when plans are compared.
+    depth: tokens of each draft; None: whole drafts. drafting: expected seconds of the drafts.
     """
 
     curve: Curve
@@ -66,7 +65,6 @@ class Plan:
     drafts: bool = False
     depth: int | None = None
     drafting: float = 0.0
-    discount: float = 0.0
 
     @property
     def throughput(self) -> float:
@@ -77,10 +75,10 @@ class Plan:
         """Draft tokens, in the mean."""
         return self.point / self.curve.count
 
-    @property
-    def value(self) -> tuple[int, float]:
+    def value(self, required_return: float = 1.0) -> tuple[int, float]:
+        """Levels kept, then throughput if `required_return` of the drafts' time counted: by this plans are compared."""
         seconds = float(self.curve.seconds[self.point])
-        return self.kept, self.throughput * seconds / (seconds - self.discount * self.drafting)
+        return self.kept, self.throughput * seconds / (seconds - (1 - required_return) * self.drafting)
 
 
 class Asynchronous(Planner):
@@ -98,7 +96,7 @@ class Asynchronous(Planner):
         cost: StepCost,
         gamma: int,
         *,
-        smoothing: int = 64,
+        smoothing: int = SAMPLES,
         held: int = HELD,
         required_return: float = REQUIRED_RETURN,
     ):
@@ -113,7 +111,7 @@ class Asynchronous(Planner):
         self._number, self._last_probe, self._has_rested = 0, -LAG, False
         self._last: PlannedStep | None = None  # the last step for which a plan was made
         self.considered: tuple[list[Plan], Plan] | None = None  # plans, the best
-        self._open: deque[PlannedStep] = deque(maxlen=LATE)  # not observed yet
+        self._open: deque[PlannedStep] = deque()  # not observed yet
         self._finished: deque[tuple[PlannedStep, FinishedStep]] = deque()  # not learned from yet
 
     # -- before drafting ------------------------------------------------------------------------------------------
@@ -148,13 +146,12 @@ class Asynchronous(Planner):
 
     def _decide(self, step: StepView, room: int) -> Budget:
         """The budget of the best plan, or a probe."""
-        seconds = self._seconds(step, room)
+        seconds = self.verifying(self.cost, step, room)
         if not room:
             return Budget(draft=False, tokens=0, seconds=seconds)
         plans = self._plans(step, seconds)
-        best = max(plans, key=lambda plan: plan.value)  # of equal ones the first, which drafts less
+        best = max(plans, key=lambda plan: plan.value(self.required_return))  # of equal ones the first: drafts least
         self.considered = plans, best
-        first = behind(step.levels, step.progress) if np.count_nonzero(step.levels) else None
         if not best.drafts:
             loss = self.cost.deciding + plans[-1].drafting
             if self.probing.due(loss, float(seconds[0])):
@@ -165,8 +162,9 @@ class Asynchronous(Planner):
         tokens = best.curve.most(best.point)
         if self.buckets is not None:
             tokens = self.buckets.fill_bucket(len(step.rows), tokens, room)
+        least, late = best.curve.least(best.point), behind(step.levels, step.progress)
         expected = seconds + (self.cost.deciding + best.drafting)
-        return Budget(best.drafts, tokens, best.curve.least(best.point), first, expected, depth=best.depth)
+        return Budget(best.drafts, tokens, least, late, expected, depth=best.depth)
 
     # -- plans ----------------------------------------------------------------------------------------------------
 
@@ -225,7 +223,7 @@ class Asynchronous(Planner):
             kept[0] = levels_kept(step.levels[leveled], np.ones(requests)[leveled], curve.seconds[:1])[0]
             most = int(kept.max())
             point = int(np.where(kept == most, curve.throughput, 0.0).argmax())
-        return Plan(curve, point, most, drafts, depth, drafting, 1 - self.required_return)
+        return Plan(curve, point, most, drafts, depth, drafting)
 
     def _read(self, history: SurvivalHistory, step: StepView, samples: int) -> tuple[np.ndarray, np.ndarray]:
         """`SurvivalHistory.read`, corrected and cut to the limits."""
@@ -234,14 +232,6 @@ class Asynchronous(Planner):
         if step.limits.min() < self.gamma:
             survival *= np.arange(self.gamma) < step.limits[:, None]
         return survival, drafted
-
-    def _seconds(self, step: StepView, room: int) -> np.ndarray:
-        """[room+1] seconds with 0..room admitted tokens, without drafting. Prices of other work in a step, such as
-        prefill chunks, belong here."""
-        tokens = np.arange(len(step.rows), len(step.rows) + room + 1)
-        if self.buckets is not None:
-            tokens = self.buckets.round_up_each(tokens)
-        return self.cost.seconds(len(step.rows), tokens, float(np.add.reduce(step.contexts)))
 
     def _drafting(self, drafted: np.ndarray, depth: Any) -> Any:
         """Mean seconds of the model's drafts of `depth` tokens. drafted: [samples, R] chances that it has to draft."""
@@ -260,7 +250,7 @@ class Asynchronous(Planner):
         bounds = None
         if budget.least:  # of the corrected survival
             bounds = np.full(confidence.shape[1], budget.least / max(self.correction.factor, 1e-9))
-        return largest(confidence, draft_lens, budget.tokens, bounds=bounds, first=budget.first, admit=self.admit_by)
+        return largest(confidence, draft_lens, budget.tokens, bounds=bounds, first=budget.first)
 
     def observe(self, step: FinishedStep) -> None:
         super().observe(step)
@@ -282,7 +272,7 @@ class Asynchronous(Planner):
 
     def _learn(self, planned: PlannedStep, step: FinishedStep) -> None:
         """Learn survivals of drafts and how many were accepted."""
-        view, survival, drafting = step.view, step.survival, step.draft_mask
+        view, survival = step.view, step.survival
         if np.count_nonzero(step.verify_lens):
             taught = step.verify_lens if view.ruled is None else np.where(view.ruled, 0, step.verify_lens)
             self.correction.observe(survival, taught, step.accept_lens)
@@ -291,19 +281,18 @@ class Asynchronous(Planner):
         if step.looked_up is not None:
             self.lookups = self.lookups or SurvivalHistory(self.gamma, prior=0.0)
             self.lookups.write(view.rows, view.generations, survival * step.looked_up[:, None], 0.0, view.groups)
-        if not (asked := int(np.count_nonzero(drafting))):
+        who = np.flatnonzero(step.draft_mask)
+        if not len(who):
             return
-        rows, generations, groups, drafted = view.rows, view.generations, view.groups, np.ones(asked, dtype=np.float32)
-        if asked < len(drafting):
-            rows, generations, survival = rows[drafting], generations[drafting], survival[drafting]
-            groups = None if groups is None else groups[drafting]
-        by_model = None if step.looked_up is None else ~step.looked_up[drafting]
-        if by_model is not None and (lookups := asked - int(np.count_nonzero(by_model))):
-            drafted = np.where(by_model, 1.0, max(step.drafting + lookups - asked, 0) / lookups)
+        survival, groups = survival[who], None if view.groups is None else view.groups[who]
+        drafted: np.ndarray | float = 1.0
+        by_model = None if step.looked_up is None else ~step.looked_up[who]
+        if by_model is not None and (lookups := len(who) - int(np.count_nonzero(by_model))):
+            drafted = np.where(by_model, 1.0, max(step.drafting + lookups - len(who), 0) / lookups)
         if (depth := planned.budget.depth) is not None and self.block is not None and depth < self.block:
             whole = self.history.extrapolated(survival, depth, self.block)
             survival = whole if by_model is None else np.where(by_model[:, None], whole, survival)
-        self.history.write(rows, generations, survival, drafted, groups)
+        self.history.write(view.rows[who], view.generations[who], survival, drafted, groups)
 
     def curve(self) -> PlannedCurve | None:
         if self.considered is None or self._last is None:

@@ -22,8 +22,7 @@ class Probing:
 
     def __init__(self, share: float = SHARE) -> None:
         self.share = share
-        self._saved = 0.0
-        self._loss = 0.0
+        self._saved, self._loss = 0.0, 0.0
 
     @property
     def ready(self) -> bool:

@@ -16,8 +16,6 @@ a grammar forces."""
 ADDED = ("across", "grammar")
 """Sources that older calibrations lack. Their confidences are then taken as they are."""
 CLASSES = tuple(f"{sampling}, {source}" for sampling in SAMPLING for source in SOURCES)
-LIKE_SGLANG = (CLASSES.index("greedy, model"), CLASSES.index("sampled, model"))
-"""Classes that SGLang's own DSpark has as well."""
 
 
 def classes_of(temperatures: torch.Tensor, seeded: torch.Tensor) -> torch.Tensor:
@@ -28,5 +26,4 @@ def classes_of(temperatures: torch.Tensor, seeded: torch.Tensor) -> torch.Tensor
 
 def looked_up(classes: np.ndarray) -> np.ndarray:
     """[R] bool, drafts of prompt lookup among those of classes [R]."""
-    found: np.ndarray = classes % len(SOURCES) > 0
-    return found
+    return np.asarray(classes % len(SOURCES) > 0)

@@ -1,71 +1,42 @@
-"""Fits of a calibration: sequential temperature scaling, all positions by maximum likelihood, and every class apart."""
+"""Fits of a calibration: all positions by maximum likelihood, every class apart."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from .classes import CLASSES, LIKE_SGLANG
-from .model import Calibration, ece, logit, quality, sigmoid
+from .classes import CLASSES
+from .model import Calibration, logit, quality, sigmoid
 from .records import Records
 from .table import CalibrationTable
 
-GRID = 1.025 ** np.arange(-65, 85)
-"""Temperatures 0.2 to 8, 1 among them."""
-FEWEST = 100
-"""Observed records below which a position keeps temperature 1."""
 PRIOR = 64.0
 """Weight of the prior that confidences are right, as a Gaussian on slope and shift of log odds. Drafts of one answer
 are alike, so they tell less than their number suggests."""
 
 
 def fit_table(fitted_on: Records, held_out: Records, *, dataset: str, verification: str = "token") -> CalibrationTable:
-    """Each class's calibration by `fit_joint`, fitted on its records of `fitted_on` and judged on `held_out`.
+    """Each class's calibration by `fit_joint`, fitted on its records of `fitted_on` and judged on `held_out`."""
 
-    SGLang knows neither classes nor shifts. It gets the temperatures that `fit_sts` finds for unseeded model drafts.
-    """
+    def best(place: int) -> Calibration:
+        fitted, judge = (part.select(part.classes == place) for part in (fitted_on, held_out))
+        return unless_worse(fit_joint(fitted, held_out=judge), judge)
 
-    def best(fit: Callable[..., Calibration], places: Sequence[int]) -> Calibration:
-        fitted, judge = (part.select(np.isin(part.classes, places)) for part in (fitted_on, held_out))
-        return unless_worse(fit(fitted, held_out=judge), judge)
-
-    sglang = best(fit_sts, LIKE_SGLANG) if np.isin(fitted_on.classes, LIKE_SGLANG).any() else None
-    by_class = tuple(best(fit_joint, [place]) for place in range(len(CLASSES)))
-    return CalibrationTable(by_class, sglang, dataset, verification)
+    return CalibrationTable(tuple(map(best, range(len(CLASSES)))), dataset, verification)
 
 
-def unless_worse(found: Calibration, held_out: Records) -> Calibration:
-    """`found` if it lowers the mean calibration error of the records held out, else raw confidences."""
-    if sum(found.ece_after) < sum(found.ece_before):
-        return found
-    return replace(_reported(Calibration.identity(found.gamma), held_out, held_out), num_samples=found.num_samples)
-
-
-def fit_sts(records: Records, grid: np.ndarray = GRID, *, held_out: Records | None = None) -> Calibration:
-    """Sequential temperature scaling (DSpark, section 3.2.1).
-
-    From left to right, each position takes the temperature of `grid` [G] that minimises the ECE of the cumulative
-    product; earlier temperatures stay fixed. ECE is reported on `held_out`, by default on `records` themselves.
-    """
-    logits, verified, survived = logit(records.confidence), records.verified, records.survived
-    prefix = np.ones(len(records))
-    temperatures = []
-    for k in range(records.gamma):
-        seen = verified[:, k]
-        best = 1.0
-        if seen.sum() >= FEWEST:
-            errors = [
-                ece(prefix[seen] * sigmoid(logits[seen, k] / part[:, None]), survived[seen, k])
-                for part in np.array_split(grid, max(len(grid) * int(seen.sum()) // 2**20, 1))  # bounds the memory
-            ]
-            best = float(grid[np.concatenate(errors).argmin()])
-        temperatures.append(best)
-        prefix = prefix * sigmoid(logits[:, k] / best)
-    return _reported(Calibration(tuple(temperatures), method="sts"), records, held_out)
+def unless_worse(calibration: Calibration, held_out: Records) -> Calibration:
+    """`calibration` if it lowers the mean calibration error of the records held out, else raw confidences."""
+    if sum(calibration.ece_after) < sum(calibration.ece_before):
+        return calibration
+    return replace(
+        _reported(Calibration.identity(calibration.gamma), held_out, held_out), num_samples=calibration.num_samples
+    )
 
 
 def fit_joint(records: Records, *, held_out: Records | None = None) -> Calibration:
     """Temperatures and shifts of all positions by maximum likelihood of accepted lengths, censored at `verify_lens`.
+
+    held_out: records that the error is reported on; None: `records`.
 
     A block that verified l tokens and accepted n has likelihood c'_1 ... c'_n, times (1 - c'_{n+1}) if n < l. Its log
     is a sum over the tested positions, so the joint maximum is that of gamma concave problems in (1/T, b), solved
@@ -97,8 +68,8 @@ def fit_joint(records: Records, *, held_out: Records | None = None) -> Calibrati
         loss = np.where(worse, loss, new_loss)
         if np.abs(step * scale[:, None]).max() < 1e-9:
             break
-    found = Calibration(tuple((1 / slope).tolist()), tuple(shift.tolist()), method="joint")
-    return _reported(found, records, held_out)
+    calibration = Calibration(tuple((1 / slope).tolist()), tuple(shift.tolist()), method="joint")
+    return _reported(calibration, records, held_out)
 
 
 def _loss(
@@ -110,15 +81,9 @@ def _loss(
     return likelihood + PRIOR / 2 * ((slope - 1) ** 2 + shift**2)
 
 
-def _reported(found: Calibration, fitted_on: Records, held_out: Records | None) -> Calibration:
-    """`found` with its quality."""
+def _reported(calibration: Calibration, fitted_on: Records, held_out: Records | None) -> Calibration:
+    """`calibration` with its quality."""
     judged = fitted_on if held_out is None else held_out
-    before, after = quality(judged), quality(judged, found)
-    return replace(
-        found,
-        num_samples=len(fitted_on),
-        samples=after.samples,
-        ece_before=before.ece,
-        ece_after=after.ece,
-        ece_by_chance=after.ece_by_chance,
-    )
+    samples, after, by_chance = quality(judged, calibration)
+    reported = replace(calibration, num_samples=len(fitted_on), samples=samples)
+    return replace(reported, ece_before=quality(judged).ece, ece_after=after, ece_by_chance=by_chance)

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from outrider.kernels.drafts import BELOW_ONE
+
 from .records import Records
 
 BINS = 15
 """Equal-width bins of the expected calibration error."""
-LARGEST_CONFIDENCE = 1 - 2.0**-24
-"""Float32's sigmoid rounds to 1, which no temperature could lower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Calibration:
 
 def logit(confidence: np.ndarray) -> np.ndarray:
     """float64 log odds; confidences of 0 and 1 become finite."""
-    clipped = np.clip(np.nan_to_num(confidence.astype(np.float64)), 1e-7, LARGEST_CONFIDENCE)
+    clipped = np.clip(np.nan_to_num(confidence.astype(np.float64)), 1e-7, BELOW_ONE)
     return np.log(clipped) - np.log1p(-clipped)
 
 
@@ -108,32 +108,27 @@ def quality(records: Records, calibration: Calibration | None = None) -> Quality
     positions = range(records.gamma)
     return Quality(
         samples=tuple(int(n) for n in verified.sum(0)),
-        ece=tuple(float(ece(survival[verified[:, k], k], survived[verified[:, k], k])) for k in positions),
+        ece=tuple(ece(survival[verified[:, k], k], survived[verified[:, k], k]) for k in positions),
         ece_by_chance=tuple(ece_by_chance(survival[verified[:, k], k]) for k in positions),
     )
 
 
-def ece(predicted: np.ndarray, outcome: np.ndarray, bins: int = BINS) -> np.ndarray:
-    """[...] expected calibration error (Naeini et al., 2015) of predictions [..., N] for outcomes [N]; 0 for N = 0.
+def ece(predicted: np.ndarray, outcome: np.ndarray) -> float:
+    """Expected calibration error (Naeini et al., 2015) of predictions [N] for outcomes [N]; 0 for N = 0.
 
     The mean over equal-width bins, weighted by their size, of |mean prediction - mean outcome|.
     """
-    lead, count = predicted.shape[:-1], predicted.shape[-1]
-    if count == 0:
-        return np.zeros(lead)
-    rows = predicted.reshape(-1, count)
-    place = np.minimum((rows * bins).astype(np.int64), bins - 1) + bins * np.arange(len(rows))[:, None]
-    error = np.bincount(place.ravel(), (rows - outcome).ravel(), minlength=bins * len(rows))
-    return np.abs(error).reshape(-1, bins).sum(1).reshape(lead) / count
+    return float(np.abs(np.bincount(_bins(predicted), predicted - outcome)).sum() / max(len(predicted), 1))
 
 
-def ece_by_chance(predicted: np.ndarray, bins: int = BINS) -> float:
+def ece_by_chance(predicted: np.ndarray) -> float:
     """The ECE that predictions [N] have on average if every one is right; 0 for N = 0.
 
     A bin's count then has variance sum p (1 - p), and the mean of |normal| is sqrt(2 / pi) of its deviation.
     """
-    if not len(predicted):
-        return 0.0
-    place = np.minimum((predicted * bins).astype(np.int64), bins - 1)
-    variance = np.bincount(place, predicted * (1 - predicted))
-    return float(np.sqrt(2 / np.pi * variance).sum() / len(predicted))
+    variance = np.bincount(_bins(predicted), predicted * (1 - predicted))
+    return float(np.sqrt(2 / np.pi * variance).sum() / max(len(predicted), 1))
+
+
+def _bins(predicted: np.ndarray) -> np.ndarray:
+    return np.minimum((predicted * BINS).astype(np.int64), BINS - 1)

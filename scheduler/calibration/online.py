@@ -45,17 +45,14 @@ class OnlineCalibration:
 
         Returns the calibration from now on; None: as it was.
         """
-        learned, by_model = False, classes % len(SOURCES) == SOURCES.index("model")
-        for start in range(0, len(classes), GATHERED):
-            part = np.flatnonzero(by_model[start : start + GATHERED]) + start
+        learned, by_model = False, np.flatnonzero(classes % len(SOURCES) == SOURCES.index("model"))
+        for start in range(0, len(by_model), GATHERED):
+            part = by_model[start : start + GATHERED]
             if len(part) + len(self._recent) > GATHERED:
-                self._learn()
-                learned = True
-            if len(part):
-                self._recent.record(confidence[part], verify_lens[part], accepted[part], classes[part])
+                learned = self._learn()
+            self._recent.record(confidence[part], verify_lens[part], accepted[part], classes[part])
         if len(self._recent) == GATHERED:
-            self._learn()
-            learned = True
+            learned = self._learn()
         return self.table() if learned else None
 
     def table(self) -> CalibrationTable:
@@ -63,8 +60,8 @@ class OnlineCalibration:
         both = zip((1 / self.slopes).tolist(), self.shifts.tolist(), strict=True)
         return CalibrationTable(tuple(Calibration(tuple(t), tuple(b), method="online") for t, b in both))
 
-    def _learn(self) -> None:
-        """One Newton step on the gathered drafts."""
+    def _learn(self) -> bool:
+        """One Newton step on the gathered drafts; returns True."""
         records = self._recent.records()
         self._recent.clear()
         tested, shape = records.tested, self.slopes.shape
@@ -86,3 +83,4 @@ class OnlineCalibration:
         slopes = np.clip(self.slopes + (shift * on_slope - cross * on_shift) / determinant, *SLOPES)
         self.shifts = self.shifts + (on_shift - cross * (slopes - self.slopes)) / shift  # the best for that slope
         self.slopes = slopes
+        return True

@@ -72,26 +72,22 @@ class Records:
     def concatenate(cls, parts: Sequence[Records]) -> Records:
         """All records of `parts`, at least one, of one gamma."""
         return cls(
-            np.concatenate([part.confidence for part in parts]),
-            np.concatenate([part.verify_lens for part in parts]),
-            np.concatenate([part.accepted for part in parts]),
-            np.concatenate([part.classes for part in parts]),
+            *(
+                np.concatenate([getattr(part, name) for part in parts])
+                for name in ("confidence", "verify_lens", "accepted", "classes")
+            )
         )
 
 
-GATHERED = 128
-"""Steps that a recorder joins at once, since a call costs more than the numbers of a step."""
-
-
 class Recorder:
-    """Keeps the last `capacity` drafted blocks."""
+    """Keeps the last `capacity` drafted blocks, of `total` since `clear`."""
 
     def __init__(self, capacity: int, gamma: int):
         if capacity < 1 or gamma < 0:
             raise ValueError(f"capacity is at least 1 and gamma at least 0, not {capacity} and {gamma}")
-        self.capacity, self.gamma = capacity, gamma
-        self._steps: list[tuple[np.ndarray, ...]] = []
-        self.clear()
+        self.capacity, self.total = capacity, 0
+        self._confidence = np.zeros((capacity, gamma), dtype=np.float32)
+        self._numbers = np.zeros((3, capacity), dtype=np.int64)
 
     def __len__(self) -> int:
         return min(self.total, self.capacity)
@@ -99,23 +95,19 @@ class Recorder:
     def record(
         self, confidence: np.ndarray, verify_lens: np.ndarray, accepted: np.ndarray, classes: np.ndarray
     ) -> None:
-        """Take in one step: confidence [R, gamma] raw, verify_lens, accepted (draft tokens) and classes [R].
-
-        The arrays are kept for a while: do not write to them afterwards.
-        """
-        self._steps.append((confidence, verify_lens, accepted, classes))
+        """Take in one step: confidence [R, gamma] raw, verify_lens, accepted (draft tokens) and classes [R]."""
+        last = slice(-self.capacity, None)
+        places = (self.total + np.arange(len(confidence)))[last] % self.capacity
+        self._confidence[places] = confidence[last]
+        for kept, numbers in zip(self._numbers, (verify_lens, accepted, classes), strict=True):
+            kept[places] = numbers[last]
         self.total += len(confidence)
-        if len(self._steps) > GATHERED:
-            self.records()
 
     def records(self) -> Records:
-        """The records, oldest first. Do not write to them."""
-        columns = [np.concatenate(part)[-self.capacity :] for part in zip(*self._steps, strict=True)]
-        self._steps = [tuple(columns)]
-        return Records(*columns)
+        """The records, oldest first."""
+        places = np.arange(self.total - len(self), self.total) % self.capacity
+        return Records(self._confidence[places], *self._numbers[:, places])
 
     def clear(self) -> None:
         """Forget everything."""
-        none = np.zeros(0, dtype=np.int64)
-        self._steps = [(np.zeros((0, self.gamma), dtype=np.float32), none, none, none)]
-        self.total = 0  # blocks seen
+        self.total = 0

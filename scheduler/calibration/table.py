@@ -1,4 +1,4 @@
-"""The calibration of an engine: one per class, and the temperatures for SGLang's own DSpark."""
+"""The calibration of an engine: one per class."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from ..upload import upload
+from outrider.kernels.upload import upload
+
 from .classes import ADDED, CLASSES
 from .model import Calibration
 
@@ -19,12 +20,10 @@ from .model import Calibration
 class CalibrationTable:
     """by_class: calibrations of one gamma, in the order of CLASSES.
 
-    sglang: temperatures alone, for a DSpark without prompt lookup; None where no model drafted.
     dataset: a name for people. verification: of the sampled class, "block" or "token".
     """
 
     by_class: tuple[Calibration, ...]
-    sglang: Calibration | None = None
     dataset: str = ""
     verification: str = "token"
 
@@ -34,9 +33,9 @@ class CalibrationTable:
             raise ValueError(f"a calibration for one gamma and each of {', '.join(CLASSES)} is needed")
 
     @classmethod
-    def of(cls, found: Mapping[str, Calibration], gamma: int, **other: Any) -> Self:
+    def of(cls, by_name: Mapping[str, Calibration], gamma: int, **other: Any) -> Self:
         """Calibrations by class name; raw confidences in the other classes."""
-        return cls(tuple(found.get(case, Calibration.identity(gamma)) for case in CLASSES), **other)
+        return cls(tuple(by_name.get(case, Calibration.identity(gamma)) for case in CLASSES), **other)
 
     def first(self, positions: int) -> Self:
         """The calibration of drafts of at most `positions` tokens."""
@@ -61,11 +60,9 @@ class CalibrationTable:
         return _parameters(self, positions, device)
 
     def to_json(self) -> dict[str, Any]:
-        """The form kept in a profile. SGLang's `DSparkStsCalibration` reads `temperatures` and refuses a file without
-        it."""
-        classes = {case: found.to_json() for case, found in zip(CLASSES, self.by_class, strict=True)}
-        theirs = self.sglang.to_json() if self.sglang else {}
-        return {**theirs, "dataset": self.dataset, "verification": self.verification, "cases": classes}
+        """The form kept in a profile."""
+        classes = {case: calibration.to_json() for case, calibration in zip(CLASSES, self.by_class, strict=True)}
+        return {"dataset": self.dataset, "verification": self.verification, "cases": classes}
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
@@ -78,8 +75,7 @@ class CalibrationTable:
                 if case in cases or not case.endswith(ADDED)
             }
             by_class = cls.of(known, known[CLASSES[0]].gamma).by_class
-            theirs = Calibration.from_json(data) if "temperatures" in data else None
-            return cls(by_class, theirs, str(data["dataset"]), data.get("verification", "token"))
+            return cls(by_class, str(data["dataset"]), data.get("verification", "token"))
         except KeyError as error:
             raise ValueError(f"not a calibration: it lacks {error}") from None
         except (TypeError, ValueError) as error:
@@ -121,6 +117,6 @@ def _stacked(
 @lru_cache(maxsize=8)
 def _parameters(table: CalibrationTable, positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     column = torch.arange(positions).clamp(max=table.gamma - 1)
-    inverse = 1.0 / torch.tensor([found.temperatures for found in table.by_class], dtype=torch.float64)
-    shifts = torch.tensor([found.shifts for found in table.by_class], dtype=torch.float32)
+    inverse = 1.0 / torch.tensor([calibration.temperatures for calibration in table.by_class], dtype=torch.float64)
+    shifts = torch.tensor([calibration.shifts for calibration in table.by_class], dtype=torch.float32)
     return inverse[:, column].float().contiguous().to(device), shifts[:, column].contiguous().to(device)

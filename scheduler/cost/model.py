@@ -17,15 +17,14 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from .drift import RATE, Drift
+from .drift import Drift, running_mean
 from .step_times import Point, merge, split
-
-CACHED = 64
-"""Numbers of requests with a dense curve in memory; of 512 requests it has 400 kB."""
 
 
 class StepCost:
@@ -41,11 +40,13 @@ class StepCost:
             raise ValueError("a step-cost model needs at least one measured step without drafting")
         self._curves = _curves(verify)
         self._sizes = [curve.requests for curve in self._curves]
-        self._draft_sizes, self._draft_times = _draft_knots(draft)
+        sizes, times = np.array([*draft] or [1]), np.maximum.accumulate([*draft.values()] or [0.0])
+        self._draft_sizes = np.append(sizes, 1 << 24)
+        self._draft_times = _along(sizes, times[None], self._draft_sizes)[0]
         self.drift = Drift()
         self.deciding = 0.0
         """Seconds that the host looks up, plans and admits, in a step that does."""
-        self._cached: dict[int, _Dense] = {}  # the least recently used first
+        self._dense = lru_cache(self._make_dense)  # of 512 requests it has 400 kB
 
     # -- prices ---------------------------------------------------------------------------------------------------
 
@@ -58,7 +59,7 @@ class StepCost:
         columns = tokens - requests
         if columns.min() < 0:
             raise ValueError(f"{requests} requests verify at least as many tokens, not {tokens.min()}")
-        return self._dense(requests, int(columns.max()) + 1).at(columns, context) * self.drift.plain
+        return self._dense(requests, int(columns.max()).bit_length()).at(columns, context) * self.drift.plain
 
     def draft_seconds(self, drafts: Any) -> Any:
         """Seconds that drafts add to a step, for a number of whole drafts or an array of numbers; 0 where drafting was
@@ -86,7 +87,8 @@ class StepCost:
         """
         if not (math.isfinite(seconds) and seconds > (draft_seconds or 0.0) >= 0):
             return
-        measured = self._dense(requests, tokens - requests + 1).one(tokens - requests, context)
+        columns = np.array([tokens - requests])
+        measured = float(self._dense(requests, int(columns[0]).bit_length()).at(columns, context)[0])
         drafting = float(self._draft_measured(drafts))
         if drafting and draft_seconds is None:
             left = seconds - measured * self.drift.plain
@@ -98,9 +100,7 @@ class StepCost:
 
     def observe_deciding(self, seconds: float) -> None:
         """Learn that the host has looked up, planned and admitted for `seconds` in a step."""
-        if not self.deciding:
-            self.deciding = seconds
-        self.deciding += RATE * (min(seconds, 2 * self.deciding) - self.deciding)
+        self.deciding = running_mean(self.deciding, seconds)
 
     # -- JSON -----------------------------------------------------------------------------------------------------
 
@@ -113,28 +113,17 @@ class StepCost:
 
     # -- dense curves ---------------------------------------------------------------------------------------------
 
-    def _dense(self, requests: int, length: int) -> _Dense:
-        """Times for tokens requests, requests + 1, …, at least `length` of them."""
-        dense = self._cached.pop(requests, None)
-        if dense is None or dense.length < length:
-            length = max(length, 0 if dense is None else 2 * dense.length)  # grows seldom
-            dense = self._make_dense(requests, np.arange(requests, requests + length))
-        self._cached[requests] = dense
-        if len(self._cached) > CACHED:
-            del self._cached[next(iter(self._cached))]
-        return dense
-
-    def _make_dense(self, requests: int, tokens: np.ndarray) -> _Dense:
+    def _make_dense(self, requests: int, bits: int) -> _Dense:
+        """Times for tokens requests, requests + 1, …, 2 ** bits of them."""
+        tokens = np.arange(requests, requests + (1 << bits))
         upper = bisect_right(self._sizes, requests)
         low = self._curves[max(upper - 1, 0)]
-        if requests <= low.requests:
+        if requests <= low.requests or len(self._curves) == 1:
             return _Dense(low.knots, lambda contexts: low.at(tokens, contexts))
         if upper < len(self._curves):
             high = self._curves[upper]
             weight = (requests - low.requests) / (high.requests - low.requests)
             return _Dense(low.knots | high.knots, lambda contexts: _between(low, high, weight, tokens, contexts))
-        if upper == 1:
-            return _Dense(low.knots, lambda contexts: low.at(tokens, contexts))
         below = self._curves[upper - 2]
 
         def beyond(contexts: np.ndarray) -> np.ndarray:
@@ -153,15 +142,8 @@ class _Dense:
         self.knots = sorted(knots)
         self.knots.append(2 * self.knots[-1] + 1)  # how it goes on beyond the last
         times = np.maximum.accumulate(at_contexts(np.array(self.knots)), axis=0)  # more context is never cheaper
-        self.length = times.shape[1]
         self.times = times[:-1]
         self.slopes = np.diff(times, axis=0) / np.diff(self.knots)[:, None]
-
-    def one(self, column: int, context: float) -> float:
-        """`at` for one column."""
-        knot = min(max(bisect_right(self.knots, context) - 1, 0), len(self.times) - 1)
-        beyond = max(context - self.knots[knot], 0.0)
-        return float(self.times[knot, column] + self.slopes[knot, column] * beyond)
 
     def at(self, columns: np.ndarray, context: float) -> np.ndarray:
         """[n] seconds of `columns` [n]; contexts below the smallest knot cost as much as that."""
@@ -174,20 +156,14 @@ class _Dense:
 
 
 class _Curve:
-    """Measurements of one number of requests: times [contexts, tokens], complete.
+    """Times [contexts, tokens] of one number of requests, complete. The last context is the largest measured one plus
+    1, for a slope to go on with."""
 
-    per_context: [tokens] seconds per token of context beyond the largest.
-    """
-
-    def __init__(
-        self, requests: int, contexts: np.ndarray, tokens: np.ndarray, times: np.ndarray, per_context: np.ndarray
-    ):
-        self.requests = requests
-        self.knots = frozenset(contexts.tolist())
-        self.tokens = tokens
+    def __init__(self, requests: int, contexts: np.ndarray, tokens: np.ndarray, times: np.ndarray):
+        self.requests, self.tokens = requests, tokens
+        self.knots = frozenset(contexts[:-1].tolist())
         self.first, self.last = int(tokens[0]), int(tokens[-1])
-        self._contexts = np.append(contexts, contexts[-1] + 1)  # a second one, for a slope to go on with
-        self._times = np.vstack([times, times[-1] + per_context])
+        self._contexts, self._times = contexts, times
 
     def at(self, tokens: np.ndarray, contexts: np.ndarray) -> np.ndarray:
         """[k, n] seconds of `tokens` [n] at `contexts` [k]."""
@@ -195,15 +171,6 @@ class _Curve:
         slopes = np.diff(times, axis=0) / np.diff(self._contexts)[:, None]
         knot = np.clip(np.searchsorted(self._contexts, contexts, side="right") - 1, 0, len(slopes) - 1)
         return times[knot] + np.clip(contexts - self._contexts[knot], 0, None)[:, None] * slopes[knot]
-
-
-def _draft_knots(draft: dict[int, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of drafts and their seconds, never falling, with a far one that goes on at the steepest rise."""
-    sizes = np.array([*draft, 1 << 24], dtype=np.float64) if draft else np.array([1.0, 2.0])
-    times = np.maximum.accumulate([*draft.values(), 0.0]) if draft else np.zeros(2)
-    rises = np.diff(times[:-1]) / np.diff(sizes[:-1]) if len(draft) > 1 else times[:1] / sizes[:1]
-    times[-1] = times[-2] + rises.max() * (sizes[-1] - sizes[-2])
-    return sizes, times
 
 
 def _along(xs: np.ndarray, ys: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -255,29 +222,23 @@ def _curves(verify: dict[tuple[int, int, float], float]) -> list[_Curve]:
     cells: dict[int, dict[int, dict[float, float]]] = {}
     for (requests, tokens, context), seconds in sorted(verify.items()):
         cells.setdefault(requests, {}).setdefault(tokens, {})[context] = seconds
-    slopes = {r: [s for by in rows.values() for s in _context_slopes(by)] for r, rows in cells.items()}
-    overall = [s for found in slopes.values() for s in found]
-    curves = []
+    slopes = [
+        max((by[later] - by[context]) / (later - context), 0.0)
+        for rows in cells.values()
+        for by in rows.values()
+        for context, later in pairwise(by)
+    ]
+    usual, curves = float(np.median(slopes or [0.0])), []
     for requests, rows in cells.items():
-        usual = float(np.median(slopes[requests] or overall or [0.0]))
-        contexts = np.array(sorted({c for by in rows.values() for c in by}))
-        times = np.empty((len(contexts), len(rows)))
-        per_context = np.empty(len(rows))
-        for column, by in enumerate(rows.values()):
-            times[:, column], per_context[column] = _fill(by, contexts, usual)
-        curves.append(_Curve(requests, contexts, np.array(list(rows)), times, per_context))
+        measured = sorted({context for by in rows.values() for context in by})
+        contexts = np.array([*measured, measured[-1] + 1])
+        times = np.stack([_fill(by, contexts, usual) for by in rows.values()], axis=1)
+        curves.append(_Curve(requests, contexts, np.array(list(rows)), times))
     return curves
 
 
-def _context_slopes(by_context: dict[float, float]) -> list[float]:
-    """Seconds per token of context between the measured contexts of one cell."""
-    contexts, times = np.array(list(by_context)), np.array(list(by_context.values()))
-    return np.clip(np.diff(times) / np.diff(contexts), 0, None).tolist()
-
-
-def _fill(by_context: dict[float, float], contexts: np.ndarray, usual: float) -> tuple[np.ndarray, float]:
-    """Seconds of one cell at all `contexts`, never falling, and its slope beyond; `usual`: where it has none itself."""
+def _fill(by_context: dict[float, float], contexts: np.ndarray, usual: float) -> np.ndarray:
+    """Seconds of one cell at all `contexts`, never falling. usual: seconds per token of context where it has one."""
     xs, ys = np.array(list(by_context)), np.maximum.accumulate(list(by_context.values()))
     slope = float((ys[-1] - ys[-2]) / (xs[-1] - xs[-2])) if len(xs) > 1 else usual
-    times = np.interp(contexts, xs, ys) + slope * np.clip(contexts - xs[-1], 0, None)
-    return times, slope
+    return np.interp(contexts, xs, ys) + slope * np.clip(contexts - xs[-1], 0, None)

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -43,34 +43,25 @@ class Point:
         return (max(self.seconds) - min(self.seconds)) / self.median
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "requests": self.requests,
-            "tokens": self.tokens,
-            "context": self.context,
-            "seconds": list(self.seconds),
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
         """Raises ValueError for data of another form."""
         try:
-            return cls(
-                requests=int(data["requests"]),
-                tokens=int(data["tokens"]),
-                context=float(data["context"]),
-                seconds=tuple(float(s) for s in data["seconds"]),
-            )
+            numbers = int(data["requests"]), int(data["tokens"]), float(data["context"])
+            return cls(*numbers, tuple(float(seconds) for seconds in data["seconds"]))
         except (KeyError, TypeError) as error:
             raise ValueError(f"a measured point has requests, tokens, context, seconds; got {data!r}") from error
 
 
 def merge(points: Iterable[Point]) -> list[Point]:
     """One point for each combination, in order, with all of its repetitions."""
-    found: dict[tuple[int, int, float], tuple[float, ...]] = {}
+    times: dict[tuple[int, int, float], tuple[float, ...]] = {}
     for point in points:
         key = point.requests, point.tokens, point.context
-        found[key] = found.get(key, ()) + point.seconds
-    return [Point(*key, seconds) for key, seconds in sorted(found.items())]
+        times[key] = times.get(key, ()) + point.seconds
+    return [Point(*key, seconds) for key, seconds in sorted(times.items())]
 
 
 SAME_CONTEXT = 1.25

@@ -71,18 +71,18 @@ def scores(graph: DraftGraph, filled: Filled) -> np.ndarray:
     The paper leaves open how children are combined, and the score of a leaf. Here the best child counts, since a
     trajectory takes one, and a leaf uses its local score twice.
     """
-    found = filled.local_scores.astype(np.float64)
+    result = filled.local_scores.astype(np.float64)
     for node, children in _inner(graph):
-        own, best = found[:, node], found[:, children].max(1)
-        found[:, node] = np.sqrt(own * np.where(best > 0, best, own))
-    return found.astype(np.float32)
+        own, best = result[:, node], result[:, children].max(1)
+        result[:, node] = np.sqrt(own * np.where(best > 0, best, own))
+    return result.astype(np.float32)
 
 
 @cache
 def _inner(graph: DraftGraph) -> list[tuple[int, np.ndarray]]:
     """Nodes with children, each with their numbers, children before parents."""
-    found = [(node, np.flatnonzero(graph.leads[node])) for node in range(len(graph) - 1, -1, -1)]
-    return [(node, children) for node, children in found if len(children)]
+    nodes = [(node, np.flatnonzero(graph.leads[node])) for node in range(len(graph) - 1, -1, -1)]
+    return [(node, children) for node, children in nodes if len(children)]
 
 
 def admission_order(graph: DraftGraph, filled: Filled, values: np.ndarray, most: int | None = None) -> np.ndarray:

@@ -3,16 +3,13 @@
 import numpy as np
 
 from ..cost.model import StepCost
+from ..cost.prefill import PrefillCost
 
 BINS, DEPTHS = 10, 4
 PRIOR = 4.0
 """Weight of a score, taken as a chance, in drafts observed."""
 WINDOW = 400.0
 """Drafts of one depth and score after which old ones have faded."""
-MEMORY = 0.99
-"""Weight of the past when a round is added to it."""
-ENOUGH = 8.0
-"""Rounds after which their cost is known."""
 
 
 class StateAcceptance:
@@ -26,8 +23,7 @@ class StateAcceptance:
     def chances(self, scores: np.ndarray, depths: np.ndarray) -> np.ndarray:
         """Rates in 0..1 of drafts with `scores` that are `depths` steps ahead, counted from 1; all of one shape."""
         cells = _cells(scores, depths)
-        chances: np.ndarray = self._accepted[cells] / self._seen[cells]
-        return chances
+        return np.asarray(self._accepted[cells] / self._seen[cells])
 
     def observe(self, scores: np.ndarray, depths: np.ndarray, accepted: np.ndarray) -> None:
         """Take in outcomes of drafts; accepted: [n] bool."""
@@ -44,36 +40,30 @@ def _cells(scores: np.ndarray, depths: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 class RoundCost:
-    """Seconds of a round by its rows: measured and corrected by recent rounds; without a profile a line through them.
-
-    Rounds of one size do not show the line's slope. It begins with half of a round's time for its rows, as if a round
-    of twice the rows had been seen.
+    """Seconds of a round by its rows: measured and corrected by recent rounds; without a profile a line through them,
+    as for the chunks of a prompt.
 
     measured: by the tokens of all rows. block_size: tokens of a row.
     """
 
     def __init__(self, measured: StepCost | None = None, block_size: int = 1) -> None:
-        self.measured, self._block = measured, block_size
-        self._sums = np.zeros(5)  # weight, rows, seconds, rows², rows × seconds
+        self.measured, self._line, self._block = measured, PrefillCost(), block_size
 
     @property
     def known(self) -> bool:
         """True if costs are known."""
-        return self.measured is not None or bool(self._sums[0] > ENOUGH)
+        return self.measured is not None or self._line.known
 
     def observe(self, rows: int, seconds: float, open_blocks: int = 1, context: float = 0.0) -> None:
         """Learn that a round took `seconds`. context: tokens in the cache, summed over the requests."""
         if self.measured is not None:
             self.measured.observe(open_blocks, rows * self._block, context, 0, seconds)
-        self._sums = MEMORY * self._sums + np.array([1.0, rows, seconds, rows * rows, rows * seconds])
+        else:
+            self._line.observe(rows * self._block, 0.0, seconds)
 
     def seconds(self, rows: np.ndarray, open_blocks: int = 1, context: float = 0.0) -> np.ndarray:
         """[n] seconds of rounds of `rows` [n], which may be means; they never fall with more rows, and are above 0."""
-        if self.measured is not None:
-            tokens = np.rint(rows * self._block).astype(np.int64)
-            return np.maximum.accumulate(self.measured.seconds(open_blocks, tokens, context))
-        weight, x, y, xx, xy = self._sums
-        middle, mean = x / weight, y / weight
-        slope = max((xy - x * mean + middle * mean / 2) / (xx - x * middle + middle**2), 0.0)
-        line: np.ndarray = np.maximum(mean + slope * (rows - middle), 1e-9)
-        return line
+        tokens = rows * self._block
+        if self.measured is None:
+            return np.asarray(self._line.forward + (self._line.seconds(1, 0.0) - self._line.forward) * tokens)
+        return np.maximum.accumulate(self.measured.seconds(open_blocks, np.rint(tokens).astype(np.int64), context))

@@ -16,16 +16,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..cost.drift import RATE, running_mean
 from ..curve import Curve
 from ..planner import Plan
 from ..probing import Probing, mostly_the_same
 from ..service_levels import MARGIN
-from .learning import MEMORY, RoundCost
+from .learning import RoundCost
 
 LOOKS = 24
 """Rounds with drafts to choose from; the planner rests if they save no time in the mean."""
-LOOK_SHARE = 0.005
-"""Share of a rest's time that goes to probes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +82,7 @@ def plan_states(
     pays = np.zeros(len(worth), dtype=bool)
     pays[by_worth[: plan.point]] = True
     orders = np.lexsort((-worth, on_time, ~pays)), np.lexsort((-worth, without, on_time))
-    return max((best(order, np.flatnonzero(view.levels)) for order in orders), key=lambda found: found[1].value)
+    return max((best(order, np.flatnonzero(view.levels)) for order in orders), key=lambda choice: choice[1].value())
 
 
 @dataclass(slots=True)
@@ -101,7 +100,7 @@ class StatePlanner:
 
     def __init__(self, cost: RoundCost | None = None) -> None:
         self.cost = cost or RoundCost()
-        self._probing = Probing(LOOK_SHARE)
+        self._probing = Probing()
         self._resting: np.ndarray | None = None  # names of the requests that the rest began with
         self._without = 0.0  # seconds of a round without drafts
         self._loads: dict[int, _Load] = {}  # by the power of two that the number of open blocks has reached
@@ -154,13 +153,12 @@ class StatePlanner:
     def observe_deciding(self, seconds: float, open_blocks: int) -> None:
         """Learn that the host made and weighed drafts for `seconds` in a round."""
         load = self._load(open_blocks)
-        load.deciding = load.deciding or seconds
-        load.deciding += (min(seconds, 2 * load.deciding) - load.deciding) / LOOKS
+        load.deciding = running_mean(load.deciding, seconds)
 
     def observe_steps(self, steps: int, tokens: int) -> None:
         """Learn that `steps` of open blocks revealed `tokens`."""
-        self._steps = MEMORY * self._steps + steps
-        self._tokens = MEMORY * self._tokens + tokens
+        self._steps = (1 - RATE) * self._steps + steps
+        self._tokens = (1 - RATE) * self._tokens + tokens
 
     def _load(self, open_blocks: int) -> _Load:
         return self._loads.setdefault(open_blocks.bit_length(), _Load())

@@ -27,10 +27,10 @@ import numpy as np
 
 from outrider.drafters import registry as drafters
 from outrider.drafters.lookup_first import LOOKUP_THRESHOLD
-from outrider.scheduler.replay import Drafting, Positions, Replay
 
 from ..errors import UserError
 from . import harness, record
+from .replay import Drafting, Positions, Replay
 from .simulated import PLANNERS, WARM_UP, Machine, machines_of, make_planner
 
 EXAMPLES = """\

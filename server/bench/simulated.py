@@ -4,18 +4,16 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from outrider.kernels.cpu import native
-from outrider.kernels.drafts import admit
 from outrider.profiles import store
 from outrider.scheduler import registry
 from outrider.scheduler.baselines import VerifyAll
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.contract import Planner
 from outrider.scheduler.cost.model import StepCost
-from outrider.scheduler.cost.synthetic import SyntheticCost
 
 from ..errors import UserError
 from ..settings import profile_lookup
+from .synthetic_cost import SyntheticCost
 
 PLANNERS = ("off", *reversed(registry.names()))
 THRESHOLD = 0.3
@@ -70,6 +68,4 @@ def make_planner(name: str, gamma: int, cost: StepCost) -> Planner:
         threshold = float(value or THRESHOLD)
     except ValueError:
         raise UserError(f"--planners {kind}=P takes a survival in 0..1, not {value!r}") from None
-    planner = registry.make(kind, gamma=gamma, threshold=threshold, cost=cost)
-    planner.admit_by = admit if native.available() else None
-    return planner
+    return registry.make(kind, gamma=gamma, threshold=threshold, cost=cost)

@@ -1,11 +1,11 @@
 """Errors as OpenAI's API writes them: {"error": {"message", "type", "param", "code"}}."""
 
 import json
+from dataclasses import KW_ONLY, dataclass
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -23,27 +23,27 @@ AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 NO_TOKEN = "'prompt' has no token: this model's vocabulary has none of its characters"
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """The error that answers a request. retry_after: seconds until the client may retry."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int = 400,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after: int | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.status = status
-        self.param = param
-        self.code = code
-        self.retry_after = retry_after
+    message: str
+    _: KW_ONLY
+    status: int = 400
+    param: str | None = None
+    code: str | None = None
+    retry_after: int | None = None
 
     def body(self) -> dict[str, Any]:
-        return error_body(self.message, self.status, param=self.param, code=self.code)
+        kind = TYPES.get(self.status) or ("server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def last_answer(self) -> bytes:
+        """Return the error as HTTP that closes its connection, for code beneath the app."""
+        body, phrase = json.dumps(self.body()), HTTPStatus(self.status).phrase
+        again = "Retry-After: 1\r\n" if self.status in AGAIN else ""
+        head = f"HTTP/1.1 {self.status} {phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        return f"{head}{again}Connection: close\r\n\r\n{body}".encode()
 
     def response(self) -> JSONResponse:
         headers = {}
@@ -62,14 +62,6 @@ def invalid_value(param: str | None, message: str) -> ApiError:
 def unsupported(param: str, message: str) -> ApiError:
     """Return the error for a field, or a value of it, that this server does not support."""
     return ApiError(message, param=param, code="unsupported_parameter")
-
-
-def error_body(message: str, status: int, *, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": _error_type(status), "param": param, "code": code}}
-
-
-def _error_type(status: int) -> str:
-    return TYPES.get(status) or ("server_error" if status >= 500 else "invalid_request_error")
 
 
 def of_stream(event: str) -> JSONResponse | None:
@@ -119,12 +111,7 @@ def install(app: FastAPI) -> None:
             message = f"there is no {request.method} {request.url.path} here; see GET /v1/models and the README"
         elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
             message = f"{request.url.path} does not take {request.method}"
-        body = error_body(message, error.status_code)
-        return JSONResponse(body, error.status_code, error.headers)
-
-    @app.exception_handler(RequestValidationError)
-    async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return ApiError("the request is not valid").response()
+        return JSONResponse(ApiError(message, status=error.status_code).body(), error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def on_bug(request: Request, error: Exception) -> JSONResponse:

@@ -1,6 +1,7 @@
 """Run the learner while the server is idle, and promote the drafters that it offers."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import math
@@ -38,6 +39,9 @@ RESTART_SECONDS = 60.0
 """Time until an ended learner is restarted."""
 SHOWN_EVENTS = 64
 """Promotions and rollbacks that the page shows at most."""
+SUMMED = ("answers", "held_out", "tokens", "anchors", "seconds")
+MEANS = ("in_use_tau", "candidate_tau")
+"""Numbers of a learner that metrics show; of several learners their sums and means."""
 GREEDY = CLASSES.index("greedy, model")
 
 
@@ -148,9 +152,7 @@ class Learning:
             return
         before = self.state.in_use
         self._write(name)
-        self.metrics.promotions.inc()
-        self.metrics.promoted_at.set_to_current_time()
-        self._event("promotion", drafter=name, before=before, **taus)
+        self.events.append(self._note("promotion", self.folder, drafter=name, before=before, **taus))
 
     async def _prepare(self, folder: Path) -> dict[str, Any] | None:
         """Write a candidate's calibration and return its taus; log an unusable candidate and return None."""
@@ -175,8 +177,7 @@ class Learning:
         now = different[0]
         await worker_rpc.command(self.manager, worker_rpc.USE, now)
         self._write(Path(now).name if now else None, refused=worse)
-        self.metrics.rollbacks.inc()
-        self._event("rollback", drafter=worse, before=self.state.in_use)
+        self.events.append(self._note("rollback", self.folder, drafter=worse, before=self.state.in_use))
 
     async def _exchanges(self) -> list[dict[str, Any]]:
         return [state["exchange"] for state in await worker_rpc.read_live(self.manager)]
@@ -190,10 +191,15 @@ class Learning:
         new.write(self.folder)
         self.state = new
 
-    def _event(self, name: str, **numbers: Any) -> None:
-        """Log an event, and keep it for the page and for `outrider learn status`."""
-        logger.info("learning: %s %s", name, numbers)
-        self.events.append(append_event(self.folder, name, **numbers))
+    def _note(self, event: str, folder: Path, **numbers: Any) -> dict[str, Any]:
+        """Count and log a promotion or a rollback, and keep it for `outrider learn status`. folder: the learner's."""
+        if event == "promotion":
+            self.metrics.promotions.inc()
+            self.metrics.promoted_at.set_to_current_time()
+        else:
+            self.metrics.rollbacks.inc()
+        logger.info("learning: %s in %s: %s", event, folder, numbers)
+        return append_event(folder, event, **numbers)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the page's data: the learner's numbers, drafter in use, last promotions and rollbacks, time."""
@@ -201,18 +207,19 @@ class Learning:
         return self.numbers | shown
 
     def _read_numbers(self) -> None:
-        self.metrics.in_use.set(int(self.state.in_use or 0))
-        self.metrics.failed.set(not self.process.running)  # it may end before it has written anything
-        try:
+        with contextlib.suppress(FileNotFoundError):  # the learner may end before it has written anything
             self.numbers = json.loads((self.folder / "learner.json").read_text())
-        except FileNotFoundError:
-            return
-        for name in ("answers", "held_out", "tokens", "anchors", "seconds", "in_use_tau", "candidate_tau"):
+        self._show_numbers(int(self.state.in_use or 0))
+
+    def _show_numbers(self, in_use: int) -> None:
+        """Set the metrics. in_use: see `LearningMetrics`."""
+        for name in (*SUMMED, *MEANS):
             if (value := self.numbers.get(name)) is not None:
                 getattr(self.metrics, name).set(value)
-        self.metrics.training.set(self.numbers["phase"] == "training" and self.lifecycle.idle)
-        if self.numbers["phase"] == "failed":
-            self.metrics.failed.set(1)
+        phase = self.numbers.get("phase")
+        self.metrics.in_use.set(in_use)
+        self.metrics.training.set(phase == "training" and self.lifecycle.idle)
+        self.metrics.failed.set(phase == "failed" or not self.process.running)
 
 
 def newest(folder: Path, state: ServerState) -> str | None:
@@ -240,5 +247,5 @@ def write_calibration(folder: Path, profile: str | None) -> None:
     greedy = unless_worse(fit_joint(records.select(even), held_out=judge), judge)
     by_class = tuple(greedy if place == GREEDY else each for place, each in enumerate(table.by_class))
     dataset = f"{len(records)} drafts of answers held out"
-    fitted = CalibrationTable(by_class, table.sglang, dataset, table.verification)
+    fitted = CalibrationTable(by_class, dataset, table.verification)
     replace({folder / CALIBRATION: json.dumps(fitted.to_json()) + "\n"}, 0o600)

@@ -153,11 +153,15 @@ def _request_schemas(kind: Kind, limits: Limits) -> dict[str, Any]:
         properties[name] = {"enum": [*values, None], "description": "has no effect, and may be left out"}
     properties["model"] = {"enum": [limits.model, *limits.adapters(), None], "description": "may be left out"}
     for nested in named.values():
-        if "properties" in nested:
-            nested.setdefault("additionalProperties", False)
-            if "enum" in (role := nested["properties"].get("role", {})):
-                role["enum"] = [name for name in role["enum"] if name in ROLES]
-    return {kind.model.__name__: schema} | named
+        if "enum" in (role := nested.get("properties", {}).get("role", {})):
+            role["enum"] = [name for name in role["enum"] if name in ROLES]
+    return {kind.model.__name__: schema} | _closed(named)
+
+
+def _closed(schemas: dict[str, Any]) -> dict[str, Any]:
+    """Return the schemas without further properties, which requests may not have."""
+    closed = {"additionalProperties": False}
+    return {name: schema | closed if "properties" in schema else schema for name, schema in schemas.items()}
 
 
 def _without_effect() -> dict[str, Any]:
@@ -172,7 +176,7 @@ def _dialect_schemas(dialect: Dialect, chat: dict[str, Any]) -> dict[str, Any]:
     schema["properties"] |= _without_effect()
     for name in dialect.unsupported:
         schema["properties"][name] = {"type": "null", "description": "may be left out"}
-    return {dialect.model.__name__: schema | {"additionalProperties": False}} | named
+    return _closed({dialect.model.__name__: schema} | named)
 
 
 def _bounds(kind: Kind, limits: Limits) -> dict[str, dict[str, Any]]:
@@ -197,22 +201,17 @@ def _bounds(kind: Kind, limits: Limits) -> dict[str, dict[str, Any]]:
     }
 
 
-_BOUNDED = {
-    "minimum": ("integer", "number"),
-    "maximum": ("integer", "number"),
-    "exclusiveMinimum": ("integer", "number"),
-    "minItems": ("array",),
-    "maxItems": ("array",),
-    "items": ("array",),
-    "minLength": ("string",),
-    "propertyNames": ("object",),
-    "additionalProperties": ("object",),
+_BOUNDS = {
+    **dict.fromkeys(("integer", "number"), ("minimum", "maximum")),
+    "array": ("minItems", "maxItems", "items"),
+    "string": ("minLength",),
+    "object": ("propertyNames", "additionalProperties"),
 }
-"""Types of schemas that a bound applies to."""
+"""Bounds that apply to a type."""
 
 
 def _bounded(schema: dict[str, Any], bounds: dict[str, Any]) -> dict[str, Any]:
     """Return the schema with bounds where they apply, in each of its alternatives."""
     if "anyOf" in schema:
         return schema | {"anyOf": [_bounded(branch, bounds) for branch in schema["anyOf"]]}
-    return schema | {name: bound for name, bound in bounds.items() if schema.get("type") in _BOUNDED[name]}
+    return schema | {name: bound for name, bound in bounds.items() if name in _BOUNDS.get(schema.get("type", ""), ())}

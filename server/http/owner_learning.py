@@ -12,7 +12,6 @@ from typing import Any
 from outrider.drafters.learning import owners
 from outrider.drafters.learning.answers import KEYS, ServerState, sweep
 from outrider.drafters.learning.owners import MODEL, Owner
-from outrider.drafters.learning.progress import append_event
 
 from ..plugin import worker_rpc
 from ..plugin.options import OwnDrafter
@@ -20,12 +19,9 @@ from ..settings.learning import DRAFTERS
 from .adapters import Adapters
 from .keys.access import Access
 from .keys.key_file import Key
-from .learning import Learning, newest
+from .learning import MEANS, SUMMED, Learning, newest
 
 logger = logging.getLogger(__name__)
-
-SUMMED = ("answers", "held_out", "tokens", "anchors", "seconds")
-MEANS = ("in_use_tau", "candidate_tau")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +119,7 @@ class OwnerLearning(Learning, ABC):
             if before in state.refused or not (drafters / (before or "") / "config.json").is_file():
                 before = None
             self._set(learner, before, refused=worse)
-            self.metrics.rollbacks.inc()
-            self._note(survey, "rollback", drafter=worse, before=before)
+            self._note("rollback", self.folder / learner, drafter=worse, before=before)
         elif (name := survey.candidate) is not None:
             taus = await self._prepare(drafters / name)
             if taus is None:
@@ -132,19 +127,13 @@ class OwnerLearning(Learning, ABC):
                 return
             self._before[learner] = state.in_use
             self._set(learner, name)
-            self.metrics.promotions.inc()
-            self.metrics.promoted_at.set_to_current_time()
-            self._note(survey, "promotion", drafter=name, before=state.in_use, **taus)
+            self._note("promotion", self.folder / learner, drafter=name, before=state.in_use, **taus)
 
     def _set(self, learner: str, in_use: str | None, refused: str = "") -> None:
         """Record the drafter in use, and a refused candidate."""
         new = ServerState(in_use, self.states[learner].refused + ((refused,) if refused else ()))
         new.write(self.folder / learner)
         self.states[learner] = new
-
-    def _note(self, survey: Survey, name: str, **numbers: Any) -> None:
-        logger.info("learning of %s: %s %s", survey.owner, name, numbers)
-        append_event(self.folder / survey.learner, name, **numbers)
 
     def _sum(self, surveys: list[Survey]) -> None:
         """Sum the numbers of all owners: no single owner's are shown."""
@@ -159,17 +148,20 @@ class OwnerLearning(Learning, ABC):
         failed = failure.get("phase") == "failed" and not self.process.running
         shown = {"phase": "failed", "error": failure["error"]} if failed else {"phase": latest["phase"], "error": ""}
         self.numbers = totals | shown
-        for name in (*SUMMED, *MEANS):
-            if totals[name] is not None:
-                getattr(self.metrics, name).set(totals[name])
-        self.metrics.in_use.set(sum(1 for state in self.states.values() if state.in_use))
-        self.metrics.training.set(self.numbers["phase"] == "training" and self.lifecycle.idle)
-        self.metrics.failed.set(failed or not self.process.running)
+        self._show_numbers(self._learned)
+
+    @property
+    def _learned(self) -> int:
+        return sum(1 for state in self.states.values() if state.in_use)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the page's data: sums, and the number of learned drafters; no owner's promotions."""
-        learned = sum(1 for state in self.states.values() if state.in_use)
-        shown: dict[str, Any] = {"in_use": None, "learned": learned, "exchanges": [], "now": round(time.time(), 3)}
+        shown: dict[str, Any] = {
+            "in_use": None,
+            "learned": self._learned,
+            "exchanges": [],
+            "now": round(time.time(), 3),
+        }
         return self.numbers | shown
 
 

@@ -56,16 +56,16 @@ def current() -> RequestContext | None:
     return _current.get()
 
 
+@dataclass(eq=False)
 class RequestMiddleware:
     """Plain ASGI middleware around the whole app, including its error handling.
 
     log: write a line per request, to the logger `outrider.requests`.
     """
 
-    def __init__(self, app: ASGIApp, metrics: HttpMetrics, log: bool) -> None:
-        self.app = app
-        self.metrics = metrics
-        self.log = log
+    app: ASGIApp
+    metrics: HttpMetrics
+    log: bool
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -99,7 +99,8 @@ class RequestMiddleware:
                 answering.cancel()
 
         def begin() -> None:
-            in_flight.enter_context(self._in_flight(scope))
+            if _answers(scope):
+                in_flight.enter_context(self.metrics.in_flight())
             if scope["path"].startswith(FOR_CLIENTS):
                 in_flight.callback(asyncio.create_task(end_when_left()).cancel)
 
@@ -114,9 +115,6 @@ class RequestMiddleware:
             outcome = "cancelled" if left else outcome_of(status if status >= 400 else context.error or status)
             self._ended(scope, context, status, outcome, time.monotonic() - began)
             _current.reset(token)
-
-    def _in_flight(self, scope: Scope) -> contextlib.AbstractContextManager[None]:
-        return self.metrics.in_flight() if _answers(scope) else contextlib.nullcontext()
 
     def _ended(self, scope: Scope, context: RequestContext, status: int, outcome: str, seconds: float) -> None:
         path = scope["path"]
@@ -155,10 +153,8 @@ def _answers(scope: Scope) -> bool:
 
 
 def _request_id(scope: Scope) -> str:
-    for name, value in scope["headers"]:
-        if name == ID_HEADER.lower().encode() and CLIENTS_ID.fullmatch(value):
-            return str(value, "ascii")
-    return uuid.uuid4().hex
+    given = (value for name, value in scope["headers"] if name == ID_HEADER.lower().encode())
+    return next((value.decode() for value in given if CLIENTS_ID.fullmatch(value)), None) or uuid.uuid4().hex
 
 
 def once_whole(receive: Receive, begin: Callable[[], object]) -> Receive:

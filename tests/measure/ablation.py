@@ -26,8 +26,8 @@ from outrider.drafters.lookup_first import LOOKUP_THRESHOLD
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.planner import Asynchronous, Plan
-from outrider.scheduler.replay import Drafting, Positions, Replay
 from outrider.server.bench import harness, record
+from outrider.server.bench.replay import Drafting, Positions, Replay
 from outrider.server.bench.simulated import WARM_UP, Machine, machines_of, make_planner
 
 PLANNERS = ("off", "verify-all", "threshold", "synchronous")
@@ -61,6 +61,13 @@ def _no_probes(planner: Asynchronous) -> None:
         change(f"probing.{name}", lambda *_: False)(planner)
 
 
+def _model_drafts_for_all(planner: Asynchronous) -> None:
+    """Expect that prompt lookup never saves a draft of the model."""
+    write = planner.history.write
+    certain = lambda rows, generations, survival, _, groups: write(rows, generations, survival, 1.0, groups)  # noqa: E731
+    change("history.write", certain)(planner)
+
+
 def _ignore(*_: Any, **__: Any) -> None:
     pass
 
@@ -73,6 +80,7 @@ WITHOUT: dict[str, Callable[[Asynchronous], None]] = {
     "required return below 1": change("required_return", 1.0),
     "rests": _keep_plans(lambda plans: [plans[-1], *plans[1:]] if len(plans) > 2 else plans),
     "lookups alone": _keep_plans(lambda plans: [plans[0], plans[-1]]),
+    "chance that the model has to draft": _model_drafts_for_all,
     "probes": _no_probes,
     "correction": change("correction.observe", _ignore),
     "its fading at probes": change("correction.fade", _ignore),
@@ -163,10 +171,9 @@ SITUATIONS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "--recorded", type=Path, required=True, metavar="FILE", help="positions that `outrider simulate --record` wrote"
-    )
+    add("--recorded", type=Path, required=True, metavar="FILE", help="positions that recording.py wrote")
     add("--profile", metavar="NAME_OR_FOLDER", help="step costs (default: all shipped profiles with a calibration)")
+    add("--situations", nargs="+", choices=SITUATIONS, default=list(SITUATIONS), metavar="NAME", help="default: all")
     add("--concurrency", default="1,8,32,128", metavar="LIST", help="requests (default: %(default)s)")
     add("--steps", type=int, default=600, metavar="N", help="steps that count (default: %(default)s)")
     add("--resamples", type=int, default=5, metavar="N", help="resamplings of the answers (default: %(default)s)")
@@ -182,7 +189,8 @@ def run(args: argparse.Namespace) -> int:
     recorded = Positions.load(args.recorded)
     machines = list(machines_of(args, recorded.lookup.shape[1], max(sizes)))
     results: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for name, situation in SITUATIONS.items():
+    for name in args.situations:
+        situation = SITUATIONS[name]
         results[name] = {arm: {} for arm in (*PLANNERS, *WITHOUT)}
         for machine, size in product(machines if name == "recorded" else machines[:1], sizes):
             measure = partial(_goodput, machine, situation, recorded, size, args.steps)

@@ -19,14 +19,12 @@ import numpy as np
 import script
 
 from outrider.drafters.lookup_first import LOOKUP_THRESHOLD
-from outrider.kernels.cpu import native
-from outrider.kernels.drafts import admit
 from outrider.scheduler import registry
 from outrider.scheduler.baselines import VerifyAll
 from outrider.scheduler.contract import Planner
-from outrider.scheduler.cost.synthetic import SyntheticCost
-from outrider.scheduler.replay import Drafting, Positions, Replay
 from outrider.server.bench import harness, record
+from outrider.server.bench.replay import Drafting, Positions, Replay
+from outrider.server.bench.synthetic_cost import SyntheticCost
 
 STAGES = ("budget", "admit", "observe")
 WARM_STEPS = 50
@@ -51,8 +49,7 @@ def run(args: argparse.Namespace) -> int:
     planners: dict[str, Planner] = {"static gamma": VerifyAll(max(args.gamma // 2, 1))}
     for name in reversed(registry.names()):
         cost = costs.model(args.gamma, args.requests)
-        planner = planners[name.replace("-", " ")] = registry.make(name, gamma=args.gamma, threshold=0.3, cost=cost)
-        planner.admit_by = admit if native.available() else None
+        planners[name.replace("-", " ")] = registry.make(name, gamma=args.gamma, threshold=0.3, cost=cost)
     steps = {name: timed(planner) for name, planner in planners.items()}
     results: dict[str, dict[str, list[float]]] = {name: {s: [] for s in (*STAGES, "total")} for name in planners}
     drafting = Drafting.of(Positions.made_up([0.83] * args.gamma, 256, 128), None, LOOKUP_THRESHOLD, 1.7)

@@ -22,7 +22,7 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.training.features import sequence_features
 from outrider.drafters.training.measure import target_answers
 from outrider.drafters.training.target import TargetModel
-from outrider.scheduler.replay import Positions
+from outrider.server.bench.replay import Positions
 from outrider.server.model.target import plain_folder
 from outrider.server.settings.checkpoints import WEIGHTS
 from outrider.server.settings.settings import LOOKUP_GAMMA

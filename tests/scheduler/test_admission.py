@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning import check_nothing_is_read_behind_a_token, curve_cost, prefixes, value, view
 
-from outrider.scheduler import admission
-from outrider.scheduler.admission import survival_of, survival_torch, top_k
+from outrider.kernels.cpu import native
+from outrider.kernels.drafts import survival_of, survival_torch
+from outrider.scheduler.admission import largest
 from outrider.scheduler.baselines import Synchronous, Threshold, VerifyAll
 from outrider.scheduler.contract import Budget, Planner
 from outrider.scheduler.planner import Asynchronous
@@ -24,12 +25,25 @@ BLOCKS = st.integers(1, 4).flatmap(
 )
 
 
+def whole(block: list[list[float]]) -> torch.Tensor:
+    return torch.full((len(block),), GAMMA)
+
+
+@pytest.fixture(params=["compiled", "torch"], autouse=True)
+def kernels(request, monkeypatch):
+    """Compiled kernels, and the plain versions."""
+    if request.param == "torch":
+        monkeypatch.setattr(native, "available", lambda: False)
+    elif not native.available():
+        pytest.skip("no compiled kernels here")
+
+
 @given(BLOCKS, st.integers(0, 13), st.data())
 def test_prefixes_within_bounds_and_of_the_best_value(block, tokens, data):
     confidence = torch.tensor(block)
     lens = data.draw(st.lists(st.integers(0, GAMMA), min_size=len(block), max_size=len(block)))
     survival = survival_of(confidence, torch.tensor(lens))
-    verify_lens = top_k(survival, tokens)
+    verify_lens = largest(confidence, torch.tensor(lens), tokens)
     assert verify_lens.dtype == torch.int64
     assert bool((verify_lens <= torch.tensor(lens)).all())
     assert int(verify_lens.sum()) <= tokens
@@ -46,18 +60,19 @@ def test_ties_go_to_the_smaller_request_then_position(block, tokens):
         (-float(survival[r, k]), r, k) for r in range(len(block)) for k in range(GAMMA) if survival[r, k] > 0
     )
     expected = [sum(1 for _, row, _ in order[:tokens] if row == r) for r in range(len(block))]
-    assert top_k(survival, tokens).tolist() == expected
+    assert largest(torch.tensor(block), whole(block), tokens).tolist() == expected
 
 
 @given(BLOCKS, st.integers(0, 13), st.data())
 def test_urgent_requests_come_first(block, tokens, data):
-    survival = survival_of(torch.tensor(block))
+    confidence = torch.tensor(block)
     first = np.array(data.draw(st.lists(st.booleans(), min_size=len(block), max_size=len(block))))
-    verify_lens = top_k(survival, tokens, first)
-    useful = (survival > 0).sum(1)
-    ahead = top_k(survival[first], tokens)
+    verify_lens = largest(confidence, whole(block), tokens, first=first)
+    useful = (survival_of(confidence) > 0).sum(1)
+    ahead = largest(confidence[first], whole(block)[first], tokens)
     assert torch.equal(verify_lens[first], ahead)
-    assert torch.equal(verify_lens[~first], top_k(survival[~first], tokens - int(ahead.sum())))
+    rest = largest(confidence[~first], whole(block)[~first], tokens - int(ahead.sum()))
+    assert torch.equal(verify_lens[~first], rest)
     if int(verify_lens[~first].sum()):
         assert torch.equal(verify_lens[first], useful[first])
 
@@ -75,13 +90,6 @@ def test_survival_of_broken_confidences():
     assert torch.equal(survival_of(confidence), expected)
     assert torch.equal(survival_of(confidence, torch.tensor([3, 1, 0]))[1:], torch.tensor([[1.0, 0, 0], [0, 0, 0]]))
     assert bool(confidence[0, 1].isnan())
-
-
-def test_first_keeps_the_order_of_survivals_exactly():
-    survival = torch.tensor([[0.3, 0.29999998], [0.30000001, 0.1]])
-    scaled = survival * admission.FIRST
-    assert torch.equal(scaled / admission.FIRST, survival)
-    assert bool((scaled > 1).all())
 
 
 def planners(requests: int) -> list[Planner]:

@@ -1,4 +1,4 @@
-"""Calibration: fits against brute force and known truth, censoring, and export to SGLang."""
+"""Calibration: fits against known truth, and censoring."""
 
 import json
 from collections.abc import Sequence
@@ -6,12 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from sglang.srt.speculative.dspark_components.dspark_sts import load_sts_calibration_from_path
 
 from outrider.kernels.drafts import weigh_drafts
 from outrider.scheduler.calibration.classes import CLASSES, classes_of
-from outrider.scheduler.calibration.fit import fit_joint, fit_sts, fit_table
-from outrider.scheduler.calibration.model import Calibration, ece, logit, quality, sigmoid
+from outrider.scheduler.calibration.fit import fit_joint, fit_table
+from outrider.scheduler.calibration.model import Calibration, ece, quality, sigmoid
 from outrider.scheduler.calibration.records import Recorder, Records
 from outrider.scheduler.calibration.table import CalibrationTable
 
@@ -44,11 +43,10 @@ def synthetic(
     return Records(confidence, verify_lens, np.minimum(accepted, verify_lens), np.full(count, case))
 
 
-@pytest.mark.parametrize("fit", [fit_sts, fit_joint])
 @pytest.mark.parametrize("censor", ["none", "survival"])
-def test_overconfident_survivals_come_within_two_percent_on_held_out_records(fit, censor):
+def test_overconfident_survivals_come_within_two_percent_on_held_out_records(censor):
     overconfident = np.array([2.0, 2.5, 1.8, 2.2, 1.5])
-    fitted = fit(synthetic(20_000, 0, overconfident, censor=censor), held_out=synthetic(20_000, 1, overconfident))
+    fitted = fit_joint(synthetic(20_000, 0, overconfident, censor=censor), held_out=synthetic(20_000, 1, overconfident))
     assert max(fitted.ece_before) > 0.05
     assert max(fitted.ece_after) <= 0.02
     assert fitted.num_samples == 20_000
@@ -67,8 +65,7 @@ def test_censored_positions_are_no_rejections():
     hidden = records.confidence.copy()
     hidden[~records.verified] = 0.999
     changed = Records(hidden, records.verify_lens, records.accepted, records.classes)
-    for fit in (fit_sts, fit_joint):
-        assert fit(changed) == fit(records)
+    assert fit_joint(changed) == fit_joint(records)
     as_rejections = Records(records.confidence, np.full(len(records), records.gamma), records.accepted, records.classes)
     assert np.abs(np.array(fit_joint(as_rejections).shifts) - fit_joint(records).shifts).max() > 0.5
 
@@ -80,26 +77,7 @@ def test_censoring_by_confidence_does_not_move_the_error():
     assert errors.samples[0] > errors.samples[4] > 0
 
 
-def test_sts_is_the_best_of_its_grid_from_left_to_right():
-    records, grid = synthetic(2000, 5), np.array([0.5, 0.8, 1.0, 1.5, 2.0, 3.0])
-    prefix = np.ones(len(records))
-    for k, found in enumerate(fit_sts(records, grid).temperatures):
-        errors = []
-        for temperature in grid:
-            survival = prefix * sigmoid(logit(records.confidence[:, k]) / temperature)
-            error = 0.0
-            for low in range(15):
-                inside = (survival * 15 >= low) & (survival * 15 < low + 1)
-                if inside.any():
-                    gap = survival[inside].mean() - (records.accepted[inside] > k).mean()
-                    error += inside.mean() * abs(gap)
-            errors.append(error)
-        assert found == grid[np.argmin(errors)]
-        prefix = prefix * sigmoid(logit(records.confidence[:, k]) / found)
-
-
-def test_too_few_records_are_ignored():
-    assert fit_sts(synthetic(50, 6)).temperatures == (1.0,) * 5
+def test_without_records_confidences_stay():
     none = fit_joint(synthetic(50, 6).select(np.array([], dtype=np.int64)))
     assert none.temperatures == (1.0,) * 5
     assert none.shifts == (0.0,) * 5
@@ -191,30 +169,6 @@ def test_right_confidences_have_the_error_of_chance():
     assert min(wrong.ece) > 4 * max(wrong.ece_by_chance)
 
 
-def test_sglang_reads_temperatures_that_were_fitted_without_shifts(tmp_path):
-    shifts = (0.5, -0.5, 0.5, -0.5, 0.0, 0.0)
-    table = fit_table(of_all_classes(3000, 7, shifts), of_all_classes(3000, 8, shifts), dataset="synthetic")
-    path = tmp_path / "calibration.json"
-    path.write_text(json.dumps(table.to_json()))
-    assert CalibrationTable.load(path).to_json() == table.to_json()
-    theirs = load_sts_calibration_from_path(str(path))
-    assert table.sglang is not None
-    assert tuple(theirs.temperatures) == table.sglang.temperatures
-    assert set(table.sglang.shifts) == {0.0}
-    assert tuple(theirs.ece_after) == table.sglang.ece_after
-    assert theirs.num_samples == 6000  # SGLang's DSpark has neither lookups nor seeds
-    assert theirs.dataset == "synthetic"
-
-
-def test_sglang_refuses_a_calibration_of_lookups_alone(tmp_path):
-    lookups = synthetic(3000, 7, case=CLASSES.index("greedy, lookup"))
-    path = tmp_path / "calibration.json"
-    path.write_text(json.dumps(fit_table(lookups, lookups, dataset="synthetic").to_json()))
-    assert CalibrationTable.load(path).sglang is None
-    with pytest.raises(Exception, match="temperatures"):
-        load_sts_calibration_from_path(str(path))
-
-
 def test_positions_without_records_can_be_saved(tmp_path):
     records = synthetic(500, 8)
     short = Records(records.confidence, np.ones(500, dtype=np.int64), np.minimum(records.accepted, 1), records.classes)
@@ -223,7 +177,6 @@ def test_positions_without_records_can_be_saved(tmp_path):
     path = tmp_path / "short.json"
     path.write_text(json.dumps(table.to_json()))
     assert CalibrationTable.load(path).to_json() == table.to_json()
-    load_sts_calibration_from_path(str(path))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +184,7 @@ def test_positions_without_records_can_be_saved(tmp_path):
     [
         ("{", "Expecting"),
         ("{}", "not a calibration"),
-        ('{"temperatures": [1.0]}', "lacks 'cases'"),
+        ('{"dataset": ""}', "lacks 'cases'"),
         (json.dumps({"dataset": "", "cases": {case: {"temperatures": [1, 0]} for case in CLASSES}}), "above 0"),
         ("[]", "not a cal"),
     ],

@@ -15,7 +15,7 @@ from finished import observe
 from planning import curve_cost, view
 
 from outrider.kernels.acceptance import Verification, accept
-from outrider.scheduler.admission import survival_of
+from outrider.kernels.drafts import survival_of
 from outrider.scheduler.baselines import Synchronous, Threshold, VerifyAll
 from outrider.scheduler.contract import Planner
 from outrider.scheduler.cost.model import StepCost

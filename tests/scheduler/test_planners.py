@@ -10,7 +10,7 @@ from planning import curve_cost, prefixes, value, view
 from outrider.scheduler.baselines import Synchronous
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
-from outrider.scheduler.history import MOST_GROUPS, POOL, SurvivalHistory
+from outrider.scheduler.history import SAMPLES, SurvivalHistory
 from outrider.scheduler.planner import Asynchronous
 
 
@@ -171,7 +171,7 @@ def test_history_belongs_to_a_request(other):
 def test_groups_are_independent():
     history, groups = SurvivalHistory(GAMMA), np.array([0, 7])
     bad, good = (np.full(GAMMA, share, dtype=np.float32) for share in (0.1, 0.9))
-    for _ in range(POOL):
+    for _ in range(SAMPLES):
         history.write(np.array([0, 1]), np.ones(2, dtype=int), np.stack([good, bad]), groups=groups)
     for samples in (1, 8):
         curves, _ = history.read(np.array([2, 3, 0]), np.ones(3, dtype=int), samples, np.array([7, 0, 0]))
@@ -179,9 +179,9 @@ def test_groups_are_independent():
         assert known.tolist() == [False, False, True]
         assert curves[:, 0] == pytest.approx(np.tile(bad, (len(curves), 1)), abs=0.02)
         assert curves[:, 1:] == pytest.approx(np.full((len(curves), 2, GAMMA), 0.9), abs=0.02)
-    for group in range(100, 100 + 2 * MOST_GROUPS):
+    for group in range(100, 100 + 2 * SAMPLES):
         history.read(np.array([2]), np.array([1]), 1, np.array([group]))
-    assert len(history._pools) == MOST_GROUPS
+    assert len(history._pools) == SAMPLES
 
 
 def test_a_late_write_of_the_former_request_does_not_leak():

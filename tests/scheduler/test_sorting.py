@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from outrider.scheduler.curve import RESOLUTION, largest_survivals
-from outrider.scheduler.history import Correction
+from outrider.scheduler.curve import LARGEST, RESOLUTION, largest_survivals
 
 
 def sorted_first(survival: np.ndarray, count: int) -> np.ndarray:
@@ -18,7 +17,7 @@ def test_largest_equals_its_reference(seed: int) -> None:
     rng = np.random.default_rng(seed)
     samples, n = int(rng.integers(1, 6)), int(rng.integers(1, 300))
     count = int(rng.integers(0, n + 3))
-    survival = rng.beta(5, 1, (samples, n)).astype(np.float32) * np.float32(rng.uniform(0, Correction.MOST))
+    survival = rng.beta(5, 1, (samples, n)).astype(np.float32) * np.float32(rng.uniform(0, LARGEST))
     survival[rng.random((samples, n)) < 0.2] = 0.0  # not drafted
     survival[rng.random((samples, n)) < 0.2] = survival[0, 0]  # ties
     expected = sorted_first(survival, count)
@@ -29,5 +28,5 @@ def test_largest_equals_its_reference(seed: int) -> None:
 
 
 def test_the_largest_correction_of_the_largest_survival_fits() -> None:
-    most = np.full((1, 2), Correction.MOST, dtype=np.float32)
-    assert largest_survivals(most.copy(), 2).tolist() == [[int(RESOLUTION * Correction.MOST)] * 2]
+    most = np.full((1, 2), LARGEST, dtype=np.float32)
+    assert largest_survivals(most.copy(), 2).tolist() == [[2**16 - 1] * 2]

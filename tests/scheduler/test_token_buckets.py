@@ -1,19 +1,17 @@
 """Sizes of a step on a GPU."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
-from finished import seasoned
+from admissions import by_sorting
+from finished import observe, seasoned
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import check_nothing_is_read_behind_a_token, curve_cost, view
 
-from outrider.kernels import drafts
-from outrider.scheduler.admission import survival_of, top_k
+from outrider.kernels.drafts import survival_of
 from outrider.scheduler.baselines import Synchronous, Threshold, VerifyAll, until_first_drop
-from outrider.scheduler.buckets import RecentDemand, TokenBuckets
+from outrider.scheduler.buckets import TokenBuckets
 from outrider.scheduler.contract import Planner
 from outrider.scheduler.curve import curve_by_tokens
 from outrider.scheduler.planner import Asynchronous
@@ -125,42 +123,25 @@ def test_algorithm_1_token_by_token(block, tokens):
             break
         brought, admitted = brought + value, admitted + 1
     lens = until_first_drop(survival, torch.from_numpy(seconds))
-    assert lens.tolist() == top_k(survival, admitted).tolist()
+    assert lens.tolist() == by_sorting(survival, admitted).tolist()
 
 
-@settings(deadline=None)
-@given(BLOCKS, st.data())
-def test_admission_in_one_call_admits_the_same(block, data):
-    requests = len(block)
-    limits = data.draw(st.lists(st.integers(0, GAMMA), min_size=requests, max_size=requests))
-    calls = []
+def test_a_bound_follows_verified_tokens_and_grows_when_it_was_short():
+    planner = VerifyAll()
+    planner.buckets = TokenBuckets(8, 4)
 
-    def admit(*args, **kwargs):
-        calls.append(args)
-        return drafts.admit(*args, **kwargs)
+    def bound_after(verified: list[int], times: int = 1, requests: int = 4) -> int | None:
+        for _ in range(times):
+            step, lens = view(4, 3), np.array(verified)
+            planner.budget(step)
+            observe(planner, step, np.zeros((4, 3)), lens, lens + 1, np.ones(4, dtype=bool))
+        return planner.budget(view(requests, 3)).tokens
 
-    for planner in planners(requests):
-        step = view(requests, GAMMA, limits=limits)
-        budget = seasoned(planner, requests, GAMMA).budget(step)
-        budget = replace(budget, first=np.arange(requests) % 2 == 0, least=0.1)
-        given_block = torch.tensor(block), torch.tensor(limits)
-        alone = planner.admit(*given_block, budget)
-        planner.admit_by = admit
-        assert planner.admit(*given_block, budget).tolist() == alone.tolist(), planner
-    assert len(calls) == 3  # both asynchronous ones and the threshold
-
-
-def test_demand_follows_verified_tokens_and_grows_when_it_was_short():
-    demand = RecentDemand()
-    assert demand.tokens(4, 12) == 12
-    for _ in range(8):
-        demand.observe(np.array([1, 0, 0, 0]), 12)
-    assert demand.tokens(4, 12) == 1
-    demand.observe(np.array([1, 0, 0, 0]), 1)
-    assert demand.tokens(4, 12) == 3
-    demand.observe(np.array([1, 1, 1, 0]), 3)
-    assert demand.tokens(4, 12) == 7
-    assert demand.tokens(8, 5) == 5
+    assert planner.budget(view(4, 3)).tokens == 12
+    assert bound_after([1, 0, 0, 0], 8) == 3  # a bound of 1 was used up
+    assert bound_after([1, 1, 1, 0]) == 7
+    assert bound_after([0, 0, 0, 0], 8) == 1
+    assert bound_after([1, 1, 1, 0], requests=8) == 14
 
 
 def test_a_point_of_the_mean_curve_has_a_fixed_time():

@@ -6,7 +6,25 @@ import torch
 from batches import admission
 from hypothesis import strategies as st
 
-from outrider.scheduler.admission import largest, survival_of
+from outrider.kernels.drafts import survival_of
+
+
+def by_sorting(
+    survival: torch.Tensor, tokens: int, bounds: torch.Tensor | None = None, first: torch.Tensor | None = None
+) -> torch.Tensor:
+    """[R] int64: how many tokens of each request are among the `tokens` largest entries above 0 of survival [R, gamma],
+    by sorting them. bounds, first: as in `admit`."""
+    if bounds is not None:
+        survival = survival * (survival >= bounds).cumprod(1)
+    waits = torch.zeros(len(survival), dtype=torch.bool) if first is None else ~first
+    places = sorted(
+        (bool(waits[r]), -value, r, k)
+        for r, row in enumerate(survival.tolist())
+        for k, value in enumerate(row)
+        if value > 0
+    )
+    admitted = torch.tensor([r for _, _, r, _ in places[:tokens]], dtype=torch.int64)
+    return admitted.bincount(minlength=len(survival))
 
 
 class Case(NamedTuple):
@@ -17,9 +35,8 @@ class Case(NamedTuple):
     first: torch.Tensor | None
 
     def planned(self) -> tuple[torch.Tensor, torch.Tensor]:
-        bounds, first = (None if found is None else found.numpy() for found in (self.bounds, self.first))
-        lens = largest(self.confidence, self.draft_lens, self.tokens, bounds=bounds, first=first)
-        return lens, survival_of(self.confidence, self.draft_lens)
+        survival = survival_of(self.confidence, self.draft_lens)
+        return by_sorting(survival, self.tokens, self.bounds, self.first), survival
 
 
 @st.composite

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from finished import observe
 
-from outrider.scheduler.admission import survival_of
+from outrider.kernels.drafts import survival_of
 from outrider.scheduler.contract import StepView
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.planner import Asynchronous

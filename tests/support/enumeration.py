@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 from table_models import TableModel
 
 from outrider.drafters.base import Draft, Drafter, Features
-from outrider.scheduler.admission import survival_of
+from outrider.kernels.drafts import survival_of
 from outrider.scheduler.calibration.classes import classes_of
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.contract import Planner

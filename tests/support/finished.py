@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from planning import view
 
-from outrider.scheduler.admission import survival_of
+from outrider.kernels.drafts import survival_of
 from outrider.scheduler.contract import FinishedStep, Planner, StepView
 
 

@@ -1,12 +1,14 @@
 """Answers of Anthropic's /v1/messages."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 from pydantic import BaseModel
 from pydantic_core import from_json
+from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesResponse, AnthropicUsage
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -34,31 +36,17 @@ class OutputTokensDetails(BaseModel):
     rejected_prediction_tokens: int
 
 
-class MessageUsage(BaseModel):
+class MessageUsage(AnthropicUsage):
     """input_tokens: tokens that were not in the prefix cache; cache_read_input_tokens: the rest."""
 
-    input_tokens: int
-    cache_read_input_tokens: int
-    cache_creation_input_tokens: int
-    output_tokens: int
     output_tokens_details: OutputTokensDetails | None
 
 
-class MessageAnswer(BaseModel):
+class MessageAnswer(AnthropicMessagesResponse):
     """An answer; `metrics` and `speculation` are as in chat completions."""
 
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    model: str
-    content: list[dict[str, Any]]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
-    stop_sequence: str | None
+    content: list[dict[str, Any]]  # type: ignore[assignment]
     usage: MessageUsage
-
-
-class TokenCount(BaseModel):
-    input_tokens: int
 
 
 class MessageWriter:
@@ -162,38 +150,32 @@ def _error(error: dict[str, Any], status: int | None) -> dict[str, Any]:
     return {"type": "error", "error": error | {"type": kind}, "request_id": request_id}
 
 
+@dataclass(eq=False)
 class MessageErrors:
     """Plain ASGI middleware around all answers: errors of these paths are written as Anthropic writes them, and answers
     name their request in its header too."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] not in PATHS:
             await self.app(scope, receive, send)
             return
         begin: Message = {}
-        body = b""
 
         async def write(message: Message) -> None:
-            nonlocal begin, body
+            nonlocal begin
             if message["type"] == "http.response.start":
-                begin = message
                 if (context := request_middleware.current()) is not None:
                     MutableHeaders(scope=message)["request-id"] = context.request_id
-                if message["status"] < 400:
-                    await send(message)
-                return
-            if message["type"] != "http.response.body" or begin["status"] < 400:
-                await send(message)
-                return
-            body += message.get("body", b"")
-            if message.get("more_body"):
-                return
-            data = orjson.dumps(_error(orjson.loads(body)["error"], begin["status"]))
-            MutableHeaders(scope=begin)["content-length"] = str(len(data))
-            await send(begin)
-            await send({"type": "http.response.body", "body": data})
+                if message["status"] >= 400:
+                    begin = message
+                    return
+            elif begin:
+                data = orjson.dumps(_error(orjson.loads(message["body"])["error"], begin["status"]))
+                MutableHeaders(scope=begin)["content-length"] = str(len(data))
+                await send(begin)
+                message = {**message, "body": data}
+            await send(message)
 
         await self.app(scope, receive, write)

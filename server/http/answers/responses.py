@@ -13,6 +13,7 @@ from .schemas import CompletionTokensDetails
 from .translated import End, Event
 
 PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
+NAMES = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}
 
 
 class InputTokensDetails(BaseModel):
@@ -61,32 +62,25 @@ class ResponsesWriter:
         yield self._event("response.in_progress", response={**self._response})
 
     def step(self, step: BlockStep) -> Iterator[Event]:
-        block = step.block
+        block, name = step.block, f"response.{NAMES[step.block.kind]}"
         where = {"item_id": self._id(block), "output_index": block.index}
-        part = {**where, "content_index": 0}
+        is_call, is_text = block.kind == "call", block.kind == "text"
+        if not is_call:
+            where["content_index"] = 0
         if step.change == "begin":
             yield self._event("response.output_item.added", output_index=block.index, item=self._item(block))
-            if block.kind != "call":
-                yield self._event("response.content_part.added", **part, part=_part(block))
+            if not is_call:
+                yield self._event("response.content_part.added", **where, part=_part(block))
         elif step.change == "grow":
-            if block.kind == "call":
-                yield self._event("response.function_call_arguments.delta", **where, delta=step.text)
-            elif block.kind == "reasoning":
-                yield self._event("response.reasoning_text.delta", **part, delta=step.text)
-            else:
-                yield self._event("response.output_text.delta", **part, delta=step.text, logprobs=step.logprobs)
+            logprobs = {"logprobs": step.logprobs} if is_text else {}
+            yield self._event(f"{name}.delta", **where, delta=step.text, **logprobs)
         else:
             item = self._item(block, status="incomplete" if step.cut else "completed")
             self._items.append(item)
-            if block.kind == "call":
-                done = {"name": block.name, "arguments": block.text}
-                yield self._event("response.function_call_arguments.done", **where, **done)
-            elif block.kind == "reasoning":
-                yield self._event("response.reasoning_text.done", **part, text=block.text)
-            else:
-                yield self._event("response.output_text.done", **part, text=block.text, logprobs=block.logprobs)
-            if block.kind != "call":
-                yield self._event("response.content_part.done", **part, part=item["content"][0])
+            done = {"name": block.name, "arguments": block.text} if is_call else {"text": block.text}
+            yield self._event(f"{name}.done", **where, **done, **({"logprobs": block.logprobs} if is_text else {}))
+            if not is_call:
+                yield self._event("response.content_part.done", **where, part=item["content"][0])
             yield self._event("response.output_item.done", output_index=block.index, item=item)
 
     def end(self, end: End) -> Iterator[Event]:
@@ -157,18 +151,12 @@ def _settings(request: ResponsesRequest, chat: ChatRequest) -> dict[str, Any]:
         "id": "resp_",
         "object": "response",
         "created_at": int(time.time()),
-        "completed_at": None,
         "status": "in_progress",
         "background": False,
-        "error": None,
-        "incomplete_details": None,
-        "instructions": request.instructions,
-        "max_output_tokens": request.max_output_tokens,
         "metadata": request.metadata or {},
         "model": chat.model,
         "output": [],
         "parallel_tool_calls": chat.parallel_tool_calls,
-        "previous_response_id": None,
         "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
         "service_tier": "default",
         "store": False,
@@ -179,6 +167,6 @@ def _settings(request: ResponsesRequest, chat: ChatRequest) -> dict[str, Any]:
         "top_logprobs": request.top_logprobs or 0,
         "top_p": chat.top_p,
         "truncation": "disabled",
-        "usage": None,
-        "user": request.user,
+        **request.model_dump(include={"instructions", "max_output_tokens", "user"}),
+        **dict.fromkeys(("completed_at", "error", "incomplete_details", "previous_response_id", "usage")),
     }

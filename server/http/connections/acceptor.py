@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import resource
 import socket
 import ssl
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from ...errors import UserError
@@ -81,14 +79,8 @@ class OpenConnections:
 
     def refusal(self) -> bytes:
         """Return the answer to a connection beyond the limit."""
-        error = ApiError(
-            f"this server has its {self.limit} connections (--max-connections); try again",
-            status=HTTPStatus.SERVICE_UNAVAILABLE,
-            code="too_many_connections",
-        )
-        body = json.dumps(error.body())
-        head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        return f"{head}Retry-After: 1\r\nConnection: close\r\n\r\n{body}".encode()
+        message = f"this server has its {self.limit} connections (--max-connections); try again"
+        return ApiError(message, status=503, code="too_many_connections").last_answer()
 
     def _change(self, by: int) -> None:
         self.count += by

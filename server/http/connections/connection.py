@@ -6,9 +6,7 @@ does not notice that the client leaves.
 """
 
 import asyncio
-import json
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import Any
 
 import h11
@@ -79,7 +77,9 @@ class Connection(H11Protocol):
             return
         begins = self.conn.their_state is h11.SEND_BODY or bool(self.conn.trailing_data[0])
         if begins and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self._answer_408()
+            seconds = f"{self.receive_seconds:g} s (--max-receive-seconds)"
+            message = f"the request did not come whole within {seconds}"
+            self.transport.write(ApiError(message, status=408, code="receive_timeout").last_answer())
         self._give_up_answer()
         self.transport.close()
 
@@ -88,18 +88,6 @@ class Connection(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-
-    def _answer_408(self) -> None:
-        error = ApiError(
-            f"the request did not come whole within {self.receive_seconds:g} s (--max-receive-seconds)",
-            status=408,
-            code="receive_timeout",
-        )
-        body = json.dumps(error.body()).encode()
-        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Connection", "close")]
-        begin = h11.Response(status_code=408, headers=headers, reason=HTTPStatus.REQUEST_TIMEOUT.phrase.encode())
-        events = (begin, h11.Data(data=body), h11.EndOfMessage())
-        self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
 
 
 def protocol(receive_seconds: float) -> type[Connection]:

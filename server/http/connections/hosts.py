@@ -73,12 +73,12 @@ class AllowedHosts:
         return host in self.names or (scope.get("server") is not None and host == canonical(scope["server"][0]))
 
 
+@dataclass(eq=False)
 class HostGuard:
     """Plain ASGI middleware around `AuthMiddleware`: foreign requests are refused before keys are checked."""
 
-    def __init__(self, app: ASGIApp, hosts: AllowedHosts) -> None:
-        self.app = app
-        self.hosts = hosts
+    app: ASGIApp
+    hosts: AllowedHosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

@@ -8,13 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyrate_limiter
-from pyrate_limiter import Decision, InMemoryBucket, RateItem
-
 from ..errors import ApiError
 from . import key_file
-from .key_file import BadKeys, Key, RequestRate
-from .token_limits import DayCount, Grant, ServerClock, TokenWindow, day_of
+from .key_file import BadKeys, Key
+from .token_limits import MINUTE_SECONDS, DayCount, Grant, ServerClock, TokenWindow, day_of
 
 logger = logging.getLogger(__name__)
 
@@ -44,28 +41,25 @@ class KeyUsage:
         self.under_way = 0
         self.clock = clock
         self.minute, self.day = TokenWindow(), DayCount(day_of(clock()), used_today)
-        self._requests = _request_bucket(key.rate)
+        self._requests = _request_window(key)
 
     def change(self, key: Key) -> None:
         if key.rate != self.key.rate:
-            self._requests = _request_bucket(key.rate)
+            self._requests = _request_window(key)
         self.key = key
 
     def begin(self) -> None:
         """Count a running request of one choice, until `end`. Raises ApiError if the key's limits forbid it."""
         self._require_places(1)
-        if self._requests is not None:
-            now = self._requests.now()  # monotonic: a jump of the clock changes no limit
-            self._requests.leak(now)
-            decision = self._requests.put_decision(RateItem(self.key.name, now))
-            assert isinstance(decision, Decision)  # a bucket in memory has no wait
-            if not decision.allowed:
+        if (rate := self.key.rate) is not None:
+            if (wait := self._requests.wait(1, rate.requests, now := self.clock())) > 0:
                 raise ApiError(
-                    f"key {self.key.name} may send {self.key.rate}",
+                    f"key {self.key.name} may send {rate}",
                     status=429,
                     code="rate_limit_exceeded",
-                    retry_after=math.ceil((decision.retry_after_ms or 0) / 1000) or 1,
+                    retry_after=math.ceil(wait),
                 )
+            self._requests.take(1, now)
         self.under_way += 1
 
     def add_choices(self, choices: int) -> None:
@@ -127,14 +121,11 @@ class KeyUsage:
 
     def headers(self) -> Iterator[tuple[bytes, bytes]]:
         """Return OpenAI's `x-ratelimit-…` headers of the key's limits; of two token limits the one with less left."""
-        if self._requests is not None and self.key.rate is not None:
-            now = self._requests.now()
-            self._requests.leak(now)
-            latest = self._requests.peek(0)
-            reset = 0.0 if latest is None else latest.timestamp / 1000 + self.key.rate.seconds - now / 1000
-            yield from _limit_headers("requests", self.key.rate.requests, self._requests.count(), reset)
+        now = self.clock()
+        if (rate := self.key.rate) is not None:
+            reset = self._requests.reset(now)
+            yield from _limit_headers("requests", rate.requests, self._requests.taken(now), reset)
         if budgets := self.budgets:
-            now = self.clock()
             budget = min(budgets, key=lambda budget: budget.limit - budget.count.taken(now))
             yield from _limit_headers("tokens", budget.limit, budget.count.taken(now), budget.count.reset(now))
 
@@ -153,8 +144,8 @@ def _duration(seconds: float) -> str:
     return (f"{hours}h" if hours else "") + (f"{minutes}m" if hours or minutes else "") + f"{left}s"
 
 
-def _request_bucket(rate: RequestRate | None) -> InMemoryBucket | None:
-    return None if rate is None else InMemoryBucket([pyrate_limiter.Rate(rate.requests, 1000 * rate.seconds)])
+def _request_window(key: Key) -> TokenWindow:
+    return TokenWindow(key.rate.seconds if key.rate else MINUTE_SECONDS)
 
 
 class Access:

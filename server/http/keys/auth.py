@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -21,14 +22,14 @@ ADMIN_PATHS = frozenset({"/outrider/tune", "/load_lora_adapter", "/unload_lora_a
 """Routes that need an administrator's key."""
 
 
+@dataclass(eq=False)
 class AuthMiddleware:
     """Plain ASGI middleware, so that streams and disconnects pass unbuffered."""
 
-    def __init__(self, app: ASGIApp, access: Access, lifecycle: Lifecycle, usage: KeyMetrics | None = None) -> None:
-        self.app = app
-        self.usage = usage
-        self.access = access
-        self.lifecycle = lifecycle
+    app: ASGIApp
+    access: Access
+    lifecycle: Lifecycle
+    usage: KeyMetrics | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,8 +67,9 @@ class AuthMiddleware:
         """Return the usage of the request's key; None if none is needed. Raises ApiError for a wrong or missing key."""
         if self.access.open or scope["path"] in OPEN_PATHS or scope["path"].startswith(OPEN_FOLDER):
             return None
-        header = _header(scope, b"authorization")
-        if not header and (key := _header(scope, b"x-api-key")):  # Anthropic's clients
+        headers = dict(reversed(scope["headers"]))  # the first of each name
+        header = headers.get(b"authorization", b"")
+        if not header and (key := headers.get(b"x-api-key")):  # Anthropic's clients
             header = b"Bearer " + key
         key_usage = self.access.key_usage(header)
         if key_usage is None:
@@ -99,7 +101,3 @@ def _with_limit_headers(key_usage: KeyUsage | None, send: Send) -> Send:
         await send(message)
 
     return with_limits
-
-
-def _header(scope: Scope, name: bytes) -> bytes:
-    return next((value for key, value in scope["headers"] if key == name), b"")

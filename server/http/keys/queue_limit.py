@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ApiError
@@ -9,14 +10,14 @@ from . import admission
 from .metering import ChoiceTable
 
 
+@dataclass
 class QueueLimit:
     """manager: SGLang's tokenizer manager. table: choices in the engine. most: choices that may wait; None: any."""
 
-    def __init__(self, manager: Any, table: ChoiceTable, most: int | None) -> None:
-        self.manager = manager
-        self.table = table
-        self.most = most
-        self._entering = 0
+    manager: Any
+    table: ChoiceTable
+    most: int | None
+    _entering: int = 0
 
     @contextlib.contextmanager
     def entering(self) -> Iterator[None]:
@@ -28,10 +29,6 @@ class QueueLimit:
         finally:
             self._entering -= 1
 
-    def check(self) -> None:
-        """Raise ApiError while the queue is full."""
-        self._check(1)
-
     def check_choices(self, choices: int) -> None:
         """Count the choices of a request after reading it. Raises ApiError if they are too many now, or always."""
         if self.most is not None and choices > self._running_limit() + self.most:
@@ -41,16 +38,19 @@ class QueueLimit:
                 param="n",
                 code="too_many_choices",
             )
-        self._check(choices)
+        self.check(choices)
         if (current := admission.current()) is not None:
             self.table.add_request(current)
 
     def _running_limit(self) -> int:
         return sum(load.max_running_requests for load in self.manager.load_snapshot_reader.read_all())
 
-    def _check(self, more: int) -> None:
-        """Check the schedulers' published queue. It lags in a burst, so also bound the choices counted here by the
-        number that the schedulers run plus the limit."""
+    def check(self, more: int = 1) -> None:
+        """Raise ApiError while the queue is full. more: further choices.
+
+        The schedulers' published queue lags in a burst, so choices counted here are also bounded, by the number that
+        the schedulers run plus the limit.
+        """
         if self.most is None:
             return
         under_way = self.table.under_way + self._entering

@@ -37,7 +37,7 @@ class Grant:
 
 
 class TokenWindow:
-    """Tokens taken within the last `seconds`."""
+    """Tokens, or requests, taken within the last `seconds`."""
 
     def __init__(self, seconds: float = MINUTE_SECONDS) -> None:
         self.seconds = seconds

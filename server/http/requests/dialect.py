@@ -3,12 +3,14 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar, Union
+from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Tag
+from pydantic import BaseModel, GetCoreSchemaHandler
+from pydantic_core.core_schema import CoreSchema, tagged_union_schema
 
+from .effect import with_effect
 from .parsing import parse
-from .protocol import Kind, given_fields
+from .protocol import CHAT, Kind, given_fields, reject_unknown_nested_fields
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -23,17 +25,18 @@ PASSED = frozenset(
 """Fields with the same meaning in a chat and in other APIs: OpenAI's, SGLang's and ours."""
 
 
-class Strict(BaseModel):
-    """A model that refuses fields it does not know."""
+class ByType:
+    """Annotation of a union of models: a value's `type` names its model, and a `role` alone a message."""
 
-    model_config = ConfigDict(extra="forbid")
-
-
-def one_of(**members: type[BaseModel]) -> Any:
-    """Return the type of a value that is one of the models, by its `type`."""
-    # Tags other than the types: pydantic's locations hold them, and fields have the types' names.
-    choices = [Annotated[model, Tag(f"{name} object")] for name, model in members.items()]
-    return Annotated[Union[tuple(choices)], Discriminator(_tag)]  # noqa: UP007
+    @classmethod
+    def __get_pydantic_core_schema__(cls, union: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        # Tags other than the types: pydantic's locations hold them, and fields have the types' names.
+        models = {
+            f"{name} object": handler.generate_schema(model)
+            for model in get_args(union)
+            for name in get_args(model.model_fields["type"].annotation)
+        }
+        return tagged_union_schema(models, _tag)
 
 
 def _tag(value: Any) -> str:
@@ -57,22 +60,43 @@ class Translated:
 
 def parse_own(model: type[T], body: dict[str, Any]) -> T:
     """Parse the fields of an API's own model. Raises ApiError."""
-    return parse(model.model_validate_json, {name: body[name] for name in body if name in model.model_fields})
+    request = parse(model.model_validate_json, {name: body[name] for name in body if name in model.model_fields})
+    reject_unknown_nested_fields(request, body)
+    return request
 
 
-def begin_chat(
-    body: dict[str, Any], passed: frozenset[str], messages: Iterable[tuple[str, dict[str, Any]]]
-) -> tuple[dict[str, Any], list[str]]:
-    """Make a chat from the passed fields and the messages. Returns it and the places of its messages.
-
-    messages: each with its place in the original request.
-    """
+def to_chat(
+    body: dict[str, Any],
+    passed: frozenset[str],
+    original: BaseModel,
+    messages: Iterable[tuple[str, dict[str, Any]]],
+    fields: dict[str, Any],
+) -> Translated:
+    """Make a chat of a body: its passed fields, messages, each with its place in the original request, and further
+    fields, without empty ones."""
     placed = list(messages)
-    chat = {name: value for name, value in body.items() if name in passed}
+    chat = {name: value for name, value in body.items() if name in passed} | with_effect(fields)
     chat["messages"] = [message for _, message in placed]
     if body.get("stream"):
         chat["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
-    return chat, [place for place, _ in placed]
+    return Translated(CHAT, chat, [place for place, _ in placed], original)
+
+
+def chat_message(role: str, texts: Sequence[str] | None, rest: dict[str, Any]) -> dict[str, Any]:
+    """Return a chat's message. texts: its content; None: it is missing. rest: further fields; calls need no content."""
+    if texts is None or ("tool_calls" in rest and not texts):
+        return {"role": role} | rest
+    content: Any = texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts] or ""
+    return {"role": role, "content": content} | rest
+
+
+def chat_tool(name: str, description: str | None, parameters: Any, strict: bool | None) -> dict[str, Any]:
+    function = {"name": name, "description": description, "parameters": parameters, "strict": strict}
+    return {"type": "function", "function": function}
+
+
+def chat_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from typing import Any
 
 WITHOUT_EFFECT = frozenset(
     [
-        *("annotations", "cache_control", "citations", "client_metadata", "encrypted_content", "prediction"),
+        *("annotations", "cache_control", "caller", "citations", "client_metadata", "diagnostics"),
+        *("eager_input_streaming", "encrypted_content", "inference_geo", "prediction"),
         *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"),
         *("service_tier", "speed"),
     ]

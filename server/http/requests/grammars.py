@@ -81,8 +81,7 @@ async def compile_for(
     sampling_params: SGLang's, as the scheduler will get them. Raises ApiError, at most some seconds later, for an
         invalid grammar, or one that takes too much time or memory.
     """
-    grammar = _grammar_of(sampling_params)
-    if grammar is None:
+    if (grammar := _grammar_of(sampling_params)) is None:
         return
     kind, text = grammar
     name = _name_of(request, kind)
@@ -97,15 +96,9 @@ async def compile_for(
 
 def _grammar_of(sampling_params: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return kind and text of the one grammar that SGLang's scheduler will use."""
-    for field, kind in (
-        ("json_schema", "json"),
-        ("regex", "regex"),
-        ("ebnf", "ebnf"),
-        ("structural_tag", "structural_tag"),
-    ):
-        if (text := sampling_params.get(field)) is not None:
-            return kind, text
-    return None
+    fields = {"json_schema": "json", "regex": "regex", "ebnf": "ebnf", "structural_tag": "structural_tag"}
+    grammars = ((kind, sampling_params.get(field)) for field, kind in fields.items())
+    return next(((kind, text) for kind, text in grammars if text is not None), None)
 
 
 def _name_of(request: ChatRequest | TextRequest, kind: str) -> str:

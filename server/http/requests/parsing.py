@@ -8,7 +8,6 @@ from pydantic import ValidationError
 
 from ..errors import ApiError, invalid_value
 from .json_body import clipped, name_of
-from .protocol import unknown_field
 
 T = TypeVar("T")
 
@@ -37,8 +36,6 @@ def _describe(error: ValidationError, body: dict[str, Any]) -> ApiError:
     if details["type"] == "missing":
         missing = f"{param}.{details['loc'][-1]}" if param else str(details["loc"][-1])
         return ApiError(f"{missing!r} is required", param=missing, code="missing_required_parameter")
-    if details["type"] == "extra_forbidden" and param:
-        return unknown_field(param, str(path[-1]), ())
     if details["type"].startswith("union_tag"):
         tag = details["ctx"].get("tag", "of no type") if "ctx" in details else "of no type"
         expected = (details.get("ctx") or {}).get("expected_tags", "objects with a known 'type'")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, field_validator
+from pydantic import BaseModel, PrivateAttr, field_validator
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 
 from ...plugin.options import OwnDrafter
@@ -18,8 +18,6 @@ from ..errors import ApiError, unsupported
 
 class SpeculationOptions(BaseModel):
     """enabled: false decodes this request without drafts. trace: report the source of each token."""
-
-    model_config = ConfigDict(extra="forbid")
 
     enabled: bool = True
     trace: bool = False

@@ -1,63 +1,39 @@
 """OpenAI's /v1/responses as chats. The server stores no answers: a request holds its whole conversation."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from openai.types.responses import ResponseFormatTextJSONSchemaConfig, ToolChoiceFunction
+from openai.types.shared import ResponseFormatJSONObject, ResponseFormatText
+from pydantic import BaseModel, Field
 
 from ..errors import unsupported
 from .bounds import MAX_MESSAGES, MAX_TOOLS
-from .dialect import PASSED, Dialect, Strict, Translated, begin_chat, one_of, parse_own
-from .protocol import CHAT
+from .dialect import PASSED, ByType, Dialect, Translated, chat_call, chat_message, chat_tool, parse_own, to_chat
 
 LOGPROBS = "message.output_text.logprobs"
-INCLUDED = Literal[
-    "message.output_text.logprobs",
-    "message.input_image.image_url",
-    "reasoning.encrypted_content",
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "file_search_call.results",
-    "web_search_call.action.sources",
-    "web_search_call.results",
-]
-"""OpenAI's; an answer has only the first of them."""
 MAX_METADATA = 16
 
 
-class InputText(Strict):
-    type: Literal["input_text"]
-    text: str
+class TextPart(BaseModel):
+    """logprobs: of an earlier answer; without effect."""
 
-
-class OutputText(Strict):
-    type: Literal["output_text"]
+    type: Literal["input_text", "output_text"]
     text: str
     logprobs: list[dict[str, Any]] | None = None
 
 
-class Refusal(Strict):
+class ReasoningPart(BaseModel):
+    type: Literal["summary_text", "reasoning_text"]
+    text: str
+
+
+class RefusalPart(BaseModel):
     type: Literal["refusal"]
     refusal: str
 
 
-class SummaryText(Strict):
-    type: Literal["summary_text"]
-    text: str
-
-
-class ReasoningText(Strict):
-    type: Literal["reasoning_text"]
-    text: str
-
-
-if TYPE_CHECKING:
-    Part = InputText | OutputText | Refusal
-else:
-    Part = one_of(input_text=InputText, output_text=OutputText, refusal=Refusal)
-
-
-class _Item(Strict):
+class _Item(BaseModel):
     """id, status: as in answers; accepted without effect."""
 
     id: str | None = None
@@ -65,9 +41,9 @@ class _Item(Strict):
 
 
 class MessageItem(_Item):
-    type: Literal["message"] | None = None
+    type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
+    content: str | Annotated[list[Annotated[TextPart | RefusalPart, ByType]], Field(fail_fast=True)] | None = None
     phase: Literal["commentary", "final_answer"] | None = None
 
 
@@ -81,29 +57,19 @@ class FunctionCallItem(_Item):
 class FunctionCallOutputItem(_Item):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[InputText] = ""
+    output: str | list[TextPart] = ""
 
 
 class ReasoningItem(_Item):
     type: Literal["reasoning"]
-    summary: list[SummaryText] = Field(default_factory=list)
-    content: list[ReasoningText] | None = None
+    summary: list[ReasoningPart] = Field(default_factory=list)
+    content: list[ReasoningPart] | None = None
 
 
-if TYPE_CHECKING:
-    Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | InputText | OutputText
-else:
-    Item = one_of(
-        message=MessageItem,
-        function_call=FunctionCallItem,
-        function_call_output=FunctionCallOutputItem,
-        reasoning=ReasoningItem,
-        input_text=InputText,
-        output_text=OutputText,
-    )
+Item = Annotated[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | TextPart, ByType]
 
 
-class FunctionTool(Strict):
+class FunctionTool(BaseModel):
     type: Literal["function"]
     name: str
     description: str | None = None
@@ -111,59 +77,40 @@ class FunctionTool(Strict):
     strict: bool | None = None
 
 
-class NamedFunction(Strict):
-    type: Literal["function"]
-    name: str
+Format = Annotated[ResponseFormatText | ResponseFormatJSONObject | ResponseFormatTextJSONSchemaConfig, ByType]
 
 
-class PlainFormat(Strict):
-    type: Literal["text", "json_object"]
-
-
-class SchemaFormat(Strict):
-    type: Literal["json_schema"]
-    name: str
-    schema_: dict[str, Any] = Field(alias="schema")
-    description: str | None = None
-    strict: bool | None = None
-
-
-class TextConfig(Strict):
-    format: PlainFormat | SchemaFormat | None = None
+class TextConfig(BaseModel):
+    format: Format | None = None
     verbosity: Literal["medium"] | None = None
 
 
-class Reasoning(Strict):
+class Reasoning(BaseModel):
     """summary, generate_summary: accepted without effect; an answer holds the reasoning itself."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
 
 
-class ResponsesStreamOptions(Strict):
-    """include_obfuscation: accepted without effect."""
-
-    include_obfuscation: bool | None = None
-
-
-class ResponsesRequest(Strict):
-    """user, max_tool_calls (which counts calls of OpenAI's own tools) and truncation: accepted without effect. A prompt
-    that does not fit is refused. metadata: returned with the answer."""
+class ResponsesRequest(BaseModel):
+    """include: only `LOGPROBS` has an effect. stream_options, user, max_tool_calls (which counts calls of OpenAI's own
+    tools) and truncation: accepted without effect. A prompt that does not fit is refused. metadata: returned with the
+    answer."""
 
     input: str | Annotated[list[Item], Field(max_length=MAX_MESSAGES, fail_fast=True)]
     instructions: str | None = None
     max_output_tokens: int | None = None
     tools: list[FunctionTool] | None = Field(default=None, max_length=MAX_TOOLS)
-    tool_choice: Literal["auto", "none", "required"] | NamedFunction | None = None
+    tool_choice: Literal["auto", "none", "required"] | ToolChoiceFunction | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
-    include: list[INCLUDED] | None = None
+    include: list[str] | None = None
     top_logprobs: int | None = None
     metadata: dict[str, str] | None = Field(default=None, max_length=MAX_METADATA)
     store: Literal[False] | None = None
     background: Literal[False] | None = None
-    stream_options: ResponsesStreamOptions | None = None
+    stream_options: dict[str, Any] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     max_tool_calls: int | None = None
     user: str | None = None
@@ -191,28 +138,22 @@ def _to_chat(body: dict[str, Any]) -> Translated:
     if body.get("store") is True:
         raise unsupported("store", "this server does not support 'store': no answer is stored; send false, or nothing")
     request = parse_own(ResponsesRequest, body)
-    chat, places = begin_chat(body, RESPONSES.passed, _messages(request))
-    if request.max_output_tokens is not None:
-        chat["max_completion_tokens"] = request.max_output_tokens
-    if request.tools:
-        chat["tools"] = [
-            {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
-            for tool in request.tools
-        ]
-    if isinstance(choice := request.tool_choice, NamedFunction):
-        chat["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
-    elif choice is not None:
-        chat["tool_choice"] = choice
+    choice = request.tool_choice
+    fields: dict[str, Any] = {
+        "max_completion_tokens": request.max_output_tokens,
+        "tools": [chat_tool(tool.name, tool.description, tool.parameters, tool.strict) for tool in request.tools or ()],
+        "tool_choice": {"type": "function", "function": {"name": choice.name}}
+        if isinstance(choice, ToolChoiceFunction)
+        else choice,
+        "reasoning_effort": request.reasoning and request.reasoning.effort,
+    }
     if request.text is not None and (form := request.text.format) is not None:
-        chat["response_format"] = {"type": form.type}
-        if isinstance(form, SchemaFormat):
-            schema = form.model_dump(exclude={"type"}, exclude_none=True, by_alias=True)
-            chat["response_format"]["json_schema"] = schema
-    if request.reasoning is not None and request.reasoning.effort is not None:
-        chat["reasoning_effort"] = request.reasoning.effort
+        fields["response_format"] = {"type": form.type}
+        if isinstance(form, ResponseFormatTextJSONSchemaConfig):
+            fields["response_format"]["json_schema"] = form.model_dump(exclude={"type"}, by_alias=True)
     if LOGPROBS in (request.include or ()) or request.top_logprobs:
-        chat |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
-    return Translated(CHAT, chat, places, request)
+        fields |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
+    return to_chat(body, RESPONSES.passed, request, _messages(request), fields)
 
 
 RESPONSES = Dialect(
@@ -228,62 +169,54 @@ def _messages(request: ResponsesRequest) -> Iterator[tuple[str, dict[str, Any]]]
     if isinstance(request.input, str):
         yield "input", {"role": "user", "content": request.input}
         return
-    turn: dict[str, Any] = {}
-    place = ""
+    place, turn = "", dict[str, list[Any]]()
     for index, item in enumerate(request.input):
-        of_assistant = (
-            not isinstance(item, (FunctionCallOutputItem, InputText))
-            and getattr(item, "role", "assistant") == "assistant"
-        )
-        if turn and (not of_assistant or not _continues(turn, item)):
-            yield place, _turn(turn)
+        new = _turn(item)
+        # In one turn reasoning comes first, then text, then calls.
+        if turn and not ("tool_calls" in new or (new and turn.keys() == {"reasoning"})):
+            yield place, _assistant(turn)
             turn = {}
-        if not of_assistant:
+        if not new:
             yield f"input[{index}]", _of_others(item)
             continue
         place = place if turn else f"input[{index}]"
-        _add(turn, item)
+        for name, parts in new.items():
+            turn[name] = [*turn.get(name, ()), *parts]
     if turn:
-        yield place, _turn(turn)
+        yield place, _assistant(turn)
 
 
-def _continues(turn: dict[str, Any], item: Item) -> bool:
-    """Tell whether an item of the assistant's belongs to the turn: in one, reasoning comes first, then text, then
-    calls."""
-    if isinstance(item, FunctionCallItem):
-        return True
-    return "tool_calls" not in turn and "content" not in turn
+def _turn(item: Item) -> dict[str, list[Any]]:
+    """Return the assistant's part of a turn that an item is; empty for an item of others."""
+    match item:
+        case FunctionCallItem():
+            return {"tool_calls": [chat_call(item.call_id, item.name, item.arguments)]}
+        case ReasoningItem():
+            return {"reasoning": [part.text for part in item.content or item.summary]}
+        case MessageItem(role="assistant"):
+            return {"content": _texts(item.content)}
+        case TextPart(type="output_text"):
+            return {"content": [item.text]}
+    return {}
 
 
-def _add(turn: dict[str, Any], item: Item) -> None:
-    if isinstance(item, FunctionCallItem):
-        function = {"name": item.name, "arguments": item.arguments}
-        turn.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
-    elif isinstance(item, ReasoningItem):
-        texts = [part.text for part in item.content or item.summary]
-        turn["reasoning_content"] = "\n".join(filter(None, [turn.get("reasoning_content"), *texts]))
-    elif isinstance(item, OutputText):
-        turn["content"] = item.text
-    elif isinstance(item, MessageItem):
-        turn["content"] = _content(item.content or "")
-
-
-def _turn(turn: dict[str, Any]) -> dict[str, Any]:
-    return {"role": "assistant", **({} if "tool_calls" in turn else {"content": ""}), **turn}
+def _assistant(turn: dict[str, list[Any]]) -> dict[str, Any]:
+    rest: dict[str, Any] = {"tool_calls": turn["tool_calls"]} if "tool_calls" in turn else {}
+    if "reasoning" in turn:
+        rest["reasoning_content"] = "\n".join(filter(None, turn["reasoning"]))
+    return chat_message("assistant", turn.get("content", ()), rest)
 
 
 def _of_others(item: Item) -> dict[str, Any]:
     if isinstance(item, FunctionCallOutputItem):
-        output = item.output if isinstance(item.output, str) else "\n".join(part.text for part in item.output)
-        return {"role": "tool", "tool_call_id": item.call_id, "content": output}
-    if isinstance(item, InputText):
+        return {"role": "tool", "tool_call_id": item.call_id, "content": "\n".join(_texts(item.output))}
+    if isinstance(item, TextPart):
         return {"role": "user", "content": item.text}
     assert isinstance(item, MessageItem)
-    return {"role": item.role} | ({} if item.content is None else {"content": _content(item.content)})
+    return chat_message(item.role, None if item.content is None else _texts(item.content), {})
 
 
-def _content(content: str | Sequence[Part]) -> Any:
+def _texts(content: str | Sequence[TextPart | RefusalPart] | None) -> list[str]:
     if isinstance(content, str):
-        return content
-    texts = [part.refusal if isinstance(part, Refusal) else part.text for part in content]
-    return texts[0] if len(texts) == 1 else [{"type": "text", "text": text} for text in texts] or ""
+        return [content]
+    return [part.refusal if isinstance(part, RefusalPart) else part.text for part in content or ()]

@@ -4,7 +4,12 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
+from sglang.srt.entrypoints.openai.protocol import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
 
 from .. import offload, openapi
 from ..answers.handlers import ChatHandler
@@ -25,30 +30,6 @@ PROMPT_FIELDS = frozenset(
 CHAT_PROMPT = Kind(ChatRequest, PROMPT_FIELDS)
 TEXT_PROMPT = Kind(TextRequest, frozenset(("model", "prompt", "add_special_tokens")))
 TOKENS = Kind(TextRequest, frozenset(("model", "prompt", "skip_special_tokens")), ids=True)
-
-
-class TokenizeRequest(BaseModel):
-    """Either a prompt, or messages as of a chat. add_special_tokens: as in the prompt of a completion; for a prompt."""
-
-    prompt: str | list[str] | None = None
-    add_special_tokens: bool | None = None
-
-
-class TokenizeAnswer(BaseModel):
-    """max_model_len: tokens of prompt and answer together."""
-
-    tokens: list[int] | list[list[int]]
-    count: int | list[int]
-    max_model_len: int
-
-
-class DetokenizeRequest(BaseModel):
-    tokens: list[int] | list[list[int]] = Field(min_length=1)
-    skip_special_tokens: bool | None = None
-
-
-class DetokenizeAnswer(BaseModel):
-    text: str | list[str]
 
 
 def _to_prompt(body: dict[str, Any]) -> Translated:
@@ -102,7 +83,7 @@ def install(app: FastAPI, limits: Limits, chat: ChatHandler) -> None:
     @app.post(
         "/v1/tokenize",
         openapi_extra=openapi.request_body(TokenizeRequest, prompt=EXAMPLE_QUESTION),
-        responses=openapi.responses(TokenizeAnswer),
+        responses=openapi.responses(TokenizeResponse),
     )
     async def tokenize(raw: Request) -> JSONResponse:
         request = await receive.receive(raw, TOKENIZE, limits)
@@ -111,7 +92,7 @@ def install(app: FastAPI, limits: Limits, chat: ChatHandler) -> None:
     @app.post(
         "/v1/detokenize",
         openapi_extra=openapi.request_body(DetokenizeRequest, tokens=[1, 2, 3]),
-        responses=openapi.responses(DetokenizeAnswer),
+        responses=openapi.responses(DetokenizeResponse),
     )
     async def detokenize(raw: Request) -> JSONResponse:
         request = await receive.receive(raw, DETOKENIZE, limits)

@@ -3,10 +3,11 @@
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from sglang.srt.entrypoints.anthropic.protocol import AnthropicCountTokensResponse
 
 from .. import offload, openapi
 from ..answers.handlers import ChatHandler
-from ..answers.messages import MessageAnswer, MessageWriter, TokenCount
+from ..answers.messages import MessageAnswer, MessageWriter
 from ..answers.responses import ResponsesAnswer, ResponsesWriter
 from ..answers.translated import translated
 from ..requests import receive
@@ -37,7 +38,7 @@ def install(app: FastAPI, limits: Limits, chat: ChatHandler, complete: Complete)
     @app.post(
         "/v1/messages/count_tokens",
         openapi_extra=openapi.request_body(COUNT.model, messages=EXAMPLE),
-        responses=openapi.responses(TokenCount),
+        responses=openapi.responses(AnthropicCountTokensResponse),
     )
     async def count_tokens(raw: Request) -> JSONResponse:
         request = await receive.receive(raw, COUNT, limits)

@@ -17,7 +17,7 @@ from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout, resolve_ragged_verify_layout
 
 from outrider.kernels.ragged import write_cached_slots
-from outrider.scheduler.upload import upload
+from outrider.kernels.upload import upload
 
 from ..decode.readback import Readback
 from .flashinfer_plan import PAGE, FlashInferPlan, plan_verify, slots_for_tile

@@ -13,7 +13,7 @@ import numpy as np
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
 from outrider.scheduler.calibration.classes import CLASSES
-from outrider.scheduler.calibration.fit import FEWEST, fit_joint
+from outrider.scheduler.calibration.fit import fit_joint
 from outrider.scheduler.calibration.records import Recorder
 from outrider.scheduler.calibration.table import CalibrationTable
 
@@ -21,7 +21,7 @@ from ..options import RequestOptions
 from .buffered import BufferedCounter, BufferedMetrics
 
 FIRST = 128
-"""Drafted blocks after which an adapter's first calibration is fitted; the next after twice as many, and so on."""
+"""Drafted blocks of a class after which it is first fitted; the next fit comes after twice as many, and so on."""
 KEPT = 512
 """Drafted blocks of an adapter that are kept. A fit stops decoding for some 30 ms."""
 OFTEN = 1 << 14
@@ -125,7 +125,7 @@ def _fitted(recorder: Recorder, otherwise: CalibrationTable | None) -> Calibrati
     records, found = recorder.records(), {}
     for place, case in enumerate(CLASSES):
         own = records.select(records.classes == place)
-        if len(own) >= FEWEST:
+        if len(own) >= FIRST:
             found[case] = fit_joint(own)
         elif otherwise is not None:
             found[case] = otherwise.by_class[place].of_length(records.gamma)

@@ -3,7 +3,7 @@
 import torch
 
 from outrider.drafters.base import DraftBatch, ForcedTokens
-from outrider.scheduler.upload import upload
+from outrider.kernels.upload import upload
 
 from .requests import RequestTable
 from .sampling import Sampling

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from outrider.drafters.slot_tokens import SlotTokens
-from outrider.scheduler.upload import upload
+from outrider.kernels.upload import upload
 
 if TYPE_CHECKING:
     from ..spec_inputs import FlatVerify

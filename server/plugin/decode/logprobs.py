@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from sglang.srt.layers.logprob_processor import OutputLogprobProcessor
 
-from outrider.scheduler.upload import upload
+from outrider.kernels.upload import upload
 
 from ..spec_inputs import FlatVerify
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from outrider.drafters.base import Prefilled
+from outrider.kernels.upload import LastUpload, upload
 from outrider.scheduler.contract import StepView
-from outrider.scheduler.upload import LastUpload, upload
 
 from ..options import RequestOptions
 from .logit_rules import changes_logits, stop_tokens

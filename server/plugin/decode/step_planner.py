@@ -16,15 +16,13 @@ import numpy as np
 import torch
 
 from outrider.drafters.base import Draft
-from outrider.kernels.cpu import native
-from outrider.kernels.drafts import Parameters, admit, weigh_drafts
-from outrider.scheduler.admission import survival_of
+from outrider.kernels.drafts import Parameters, survival_of, weigh_drafts
+from outrider.kernels.upload import upload
 from outrider.scheduler.buckets import TokenBuckets
 from outrider.scheduler.calibration.classes import looked_up
 from outrider.scheduler.calibration.online import OnlineCalibration
 from outrider.scheduler.calibration.table import CalibrationTable, parameters_of_each
 from outrider.scheduler.contract import Budget, FinishedStep, PlannedCurve, Planner, StepView
-from outrider.scheduler.upload import upload
 
 from . import live
 from .adapters import BASE, AdapterOutcomes
@@ -101,7 +99,6 @@ class StepPlanner:
 
     def _take(self, planner: Planner, calibration: CalibrationTable | None) -> None:
         planner.buckets, planner.block, planner.draft_sizes = self.buckets, self.block, self.draft_sizes
-        planner.admit_by = None if self.on_host and not native.available() else admit
         self.planner, self.calibration = planner, calibration
         self.online = OnlineCalibration(self.requests.gamma, calibration) if self.corrects else None
 

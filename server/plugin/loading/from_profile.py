@@ -77,9 +77,8 @@ def plan_again(plan_by: Callable[[Planner, CalibrationTable | None], None], conf
 def load_round_cost(config: PluginConfig) -> RoundCost:
     """Return the costs of rounds of block diffusion; without a profile they are learned while serving."""
     assert config.diffusion is not None
-    if not (Path(config.profile) / store.PROFILE).is_file():
-        return RoundCost()
-    return RoundCost(store.read(Path(config.profile)).cost(), config.diffusion.block_size)
+    known = (Path(config.profile) / store.PROFILE).is_file()
+    return RoundCost(store.read(Path(config.profile)).cost() if known else None, config.diffusion.block_size)
 
 
 def load_graphs(config: PluginConfig) -> dict[bool, DraftGraph]:

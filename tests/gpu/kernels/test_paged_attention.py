@@ -17,7 +17,7 @@ from gpu_device import HALVES, INTERPRETED, ON, TOLERANCE, captured, row_error
 from outrider.kernels.attention import torch_attention
 from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.ragged import write_cached_slots
-from outrider.scheduler.upload import upload
+from outrider.kernels.upload import upload
 from outrider.server.plugin.cuda.flashinfer_plan import PAGE, plan_verify
 
 PAGES = (1, 16, 64)

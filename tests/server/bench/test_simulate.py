@@ -14,8 +14,8 @@ from profile_samples import profile
 
 from outrider.profiles import store
 from outrider.scheduler.planner import Asynchronous
-from outrider.scheduler.replay import Positions
 from outrider.server.bench import record
+from outrider.server.bench.replay import Positions
 from outrider.server.bench.simulate import MOVED
 from outrider.server.bench.simulated import make_planner
 from outrider.server.cli.main import main

@@ -39,39 +39,6 @@ def test_valid_requests_are_accepted() -> None:
     assert text.prompt == "Hello"
 
 
-@pytest.mark.parametrize(
-    ("kind", "fields", "param", "message"),
-    [
-        (CHAT, {"temprature": 1}, "temprature", "did you mean 'temperature'"),
-        (CHAT, {"lora_path": "x"}, "lora_path", "does not support"),
-        (CHAT, {"messages": "hi"}, "messages", "array"),
-        (CHAT, {"max_tokens": "5"}, "max_tokens", "not '5'"),
-        (CHAT, {"speculation": {"enable": True}}, "speculation.enable", "enable"),
-        (CHAT, {"n": 5}, "n", "from 1 to 4"),
-        (CHAT, {"max_tokens": 0}, "max_tokens", "from 1 on"),
-        (CHAT, {"logit_bias": {"100": 1}}, "logit_bias", "0 to 99"),
-        (CHAT, {"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf", "exclude each other"),
-        (TEXT, {"prompt": [100]}, "prompt", "token ids"),
-        (TEXT, {"suffix": "x"}, "suffix", "does not support"),
-    ],
-)
-def test_every_check_is_applied(kind: Kind, fields: dict, param: str, message: str) -> None:
-    refused = refusal(kind, (HELLO if kind is CHAT else {"prompt": "Hello"}) | fields)
-    assert (refused.status, refused.param) == (400, param)
-    assert message in refused.message
-
-
-def test_another_model_is_not_found() -> None:
-    assert refusal(CHAT, HELLO | {"model": "gpt-9"}).status == 404
-
-
-@pytest.mark.parametrize("data", [b"", b"[1]", b"{", b'{"prompt": NaN}', b'{"prompt": "\xff"}'])
-def test_bytes_that_are_no_object(data: bytes) -> None:
-    with pytest.raises(ApiError) as refused:
-        asyncio.run(receive.receive(raw_request(data), TEXT, LIMITS))
-    assert (refused.value.status, refused.value.code) == (400, "invalid_json")
-
-
 def test_size_is_limited_whatever_was_declared() -> None:
     for chunks, headers in (((b"x" * 600, b"x" * 600), {}), ((b"{}",), {"content_length": "1001"})):
         with pytest.raises(ApiError) as refused:

@@ -1,14 +1,11 @@
 """Health, readiness, metrics, and the reach of the server."""
 
 import re
-from typing import Any
 
 import openai
 import psutil
-import pytest
-from asking import asked
 from metrics_page import metric
-from running import HTTP, Server, wait_until
+from running import HTTP, Server
 
 
 def test_health_and_ready(server: Server) -> None:
@@ -54,41 +51,3 @@ def test_only_one_process_listens_on_the_port_and_only_on_localhost(server: Serv
     ]
     assert [pid for address, pid in listening if address.port == server.port] == [server.process.pid]
     assert all(address.ip in ("127.0.0.1", "::1", "::ffff:127.0.0.1") for address, _ in listening), listening
-
-
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        ("completions", {"prompt": "Count: 1, 2, 3,", "max_tokens": 3000}),
-        ("messages", {"messages": [{"role": "user", "content": "Count."}], "max_tokens": 3000}),
-        ("responses", {"input": "Count.", "max_output_tokens": 3000}),
-    ],
-)
-def test_client_that_leaves_frees_its_slots(server: Server, model: str, path: str, fields: dict[str, Any]) -> None:
-    request = {"model": model, "ignore_eos": True, **fields}
-
-    def aborted() -> float:
-        return metric(server.url, "sglang:num_aborted_requests_total")
-
-    def idle() -> bool:  # the numbers are cached for half a second
-        live = HTTP.get(server.url + "/outrider/live").json()
-        return live["requests"] == {"running": 0, "queued": 0} and live["cache"]["used"] == 0
-
-    wait_until(idle, 30)
-    before = aborted()
-    with HTTP.stream("POST", f"{server.url}/v1/{path}", json=request | {"stream": True}, timeout=60) as response:
-        lines = response.iter_lines()
-        next(lines)
-        wait_until(lambda: not idle(), 30)
-    wait_until(idle, 30)
-    with asked(server, f"/v1/{path}", request):
-        wait_until(lambda: not idle(), 30)
-    wait_until(lambda: aborted() == before + 2, 30)
-    wait_until(idle, 30)
-    if path != "completions":
-        return
-    # a request that needs nearly all slots
-    answer = HTTP.post(
-        server.url + "/v1/completions", json={"model": model, "prompt": "no " * 3500, "max_tokens": 1}, timeout=120
-    )
-    assert answer.status_code == 200, answer.text

@@ -44,11 +44,11 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.slot_tokens import SlotTokens
 from outrider.drafters.wrappers import Initialised
 from outrider.kernels.cuda import native as cuda
+from outrider.kernels.upload import LastUpload
 from outrider.scheduler import registry
 from outrider.scheduler.buckets import TokenBuckets
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
-from outrider.scheduler.upload import LastUpload
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.decode import warm_up
 from outrider.server.plugin.decode import worker as worker_module

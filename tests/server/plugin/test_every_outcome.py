@@ -24,8 +24,8 @@ from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
 from outrider.kernels import acceptance
 from outrider.kernels.cpu import native
+from outrider.kernels.drafts import survival_of
 from outrider.scheduler import history
-from outrider.scheduler.admission import survival_of
 from outrider.scheduler.baselines import Synchronous, Threshold, VerifyAll
 from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.model import Calibration

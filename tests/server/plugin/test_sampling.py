@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.block.sampling import draw_columns
-from outrider.scheduler.admission import survival_of
+from outrider.kernels.drafts import survival_of
 from outrider.scheduler.baselines import Threshold, VerifyAll
 from outrider.scheduler.contract import Budget
 from outrider.scheduler.planner import Asynchronous

@@ -15,11 +15,11 @@ from typing import Self
 import numpy as np
 import torch
 
-from .admission import survival_of
-from .calibration.classes import CLASSES
-from .calibration.table import CalibrationTable
-from .contract import FinishedStep, Planner, StepView
-from .cost.model import StepCost
+from outrider.kernels.drafts import survival_of
+from outrider.scheduler.calibration.classes import CLASSES
+from outrider.scheduler.calibration.table import CalibrationTable
+from outrider.scheduler.contract import FinishedStep, Planner, StepView
+from outrider.scheduler.cost.model import StepCost
 
 MADE_ANSWERS = 64
 CONCENTRATION = 3.0
@@ -71,7 +71,7 @@ class Positions:
             with np.load(path) as found:
                 return cls(**{field.name: found[field.name] for field in fields(cls)})
         except (OSError, KeyError, ValueError) as error:
-            raise ValueError(f"{path} is not a recording of `outrider simulate --record`: {error}") from None
+            raise ValueError(f"{path} is not a recording of drafts: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

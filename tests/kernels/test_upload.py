@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.scheduler import upload as module
-from outrider.scheduler.upload import ALIGNED, LastUpload, upload_together
+from outrider.kernels import upload as module
+from outrider.kernels.upload import ALIGNED, LastUpload, upload_together
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from .model import StepCost
-from .step_times import Point
+from outrider.scheduler.cost.model import StepCost
+from outrider.scheduler.cost.step_times import Point
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ from outrider.drafters.lookup_first import LookupFirst
 from outrider.scheduler.baselines import Synchronous, Threshold, VerifyAll
 from outrider.scheduler.contract import Budget, FinishedStep, Planner, StepView
 from outrider.scheduler.cost.model import StepCost
-from outrider.scheduler.cost.synthetic import SyntheticCost
 from outrider.scheduler.planner import Asynchronous
-from outrider.scheduler.replay import Drafting, Positions, Replay
+from outrider.server.bench.replay import Drafting, Positions, Replay
+from outrider.server.bench.synthetic_cost import SyntheticCost
 
 GAMMA, LONGEST = 3, 5
 
