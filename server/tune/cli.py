@@ -29,20 +29,19 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from .. import pictures
 from ..errors import UserError
 from ..processes import session
 from ..prompt_files import read_mixed_questions
-from ..settings.flags import MOVED as MOVED_ENGINE
+from ..settings.flags import MOVED as MOVED
 from ..settings.flags import add_engine_flags, add_unmasking_flags, settings_of
-from ..settings.resolve import resolve_to_measure
-from .effort import THOROUGH
+from ..settings.resolve import Resolved, resolve_to_measure
+from .effort import THOROUGH, Effort
 from .events import Event, Failed, Finished, Progress, from_line
 from .request import BadOption, TuneRequest
 
 if TYPE_CHECKING:
     from ..processes.engine import Engine
-
-MOVED = MOVED_ENGINE | {"--pictures": "the printed table, or the profile's profile.json"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,27 +62,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="prompts for the calibration (default: code, math and chat)",
     )
+    add("--pictures", type=Path, metavar="FOLDER", help="save pictures of steps and calibration there")
 
 
 def run(args: argparse.Namespace) -> int:
     request = _request(args)
     if args.server:
         return _run_there(args, request)
+    if args.pictures:
+        pictures.require("--pictures")
     resolved = resolve_to_measure(settings_of(args), request.name)
     # Each once: questions that judge the calibration must not be among the ones it is fitted to.
     questions = list(dict.fromkeys(read_mixed_questions(args.prompts))) if args.prompts else None
 
     async def measurement(engine: Engine) -> None:
-        from . import measure
-
-        how = shlex.join(["outrider", *sys.argv[1:]])
-        with progress_bars() as show:
-            tuned = await measure.tune(engine, resolved, request.effort, questions=questions, how=how, progress=show)
-        print(tuned.table())
-        print(f"saved to {tuned.profile.folder}")
+        await _measure(engine, resolved, request.effort, questions, args.pictures)
 
     session.run(resolved, measurement)
     return 0
+
+
+async def _measure(
+    engine: Engine, resolved: Resolved, effort: Effort, questions: list[str] | None, folder: Path | None
+) -> None:
+    from . import measure
+
+    how = shlex.join(["outrider", *sys.argv[1:]])
+    with progress_bars() as show:
+        tuned = await measure.tune(engine, resolved, effort, questions=questions, how=how, progress=show)
+    print(tuned.table())
+    print(f"saved to {tuned.profile.folder}")
+    if folder:
+        tuned.draw(folder)
 
 
 def _request(args: argparse.Namespace) -> TuneRequest:
@@ -110,8 +120,8 @@ def progress_bars() -> Iterator[Callable[[Progress], None]]:
 
 def _run_there(args: argparse.Namespace, request: TuneRequest) -> int:
     """Let a running server measure itself, and show its events."""
-    if args.prompts:
-        raise UserError("--prompts goes without --server: the server measures with its own")
+    if args.prompts or args.pictures:
+        raise UserError("--prompts and --pictures go without --server: the server measures with its own prompts")
     if not args.server.startswith(("http://", "https://")):
         raise UserError(f"--server is an address like http://127.0.0.1:30000, not {args.server!r}")
     headers = {"Content-Type": "application/json"}
