@@ -32,8 +32,8 @@ PATIENCE = 8
 LATER = 32768
 """Short prompts pass a longer one until this many more tokens have been read."""
 SHORT = 256
-"""Tokens of a short prompt. It passes a longer one even if it breaks the bound: SGLang cuts one prompt at a time, so the
-short one would wait for all chunks of the long one."""
+"""Tokens of a short prompt. It passes a longer one even if it breaks the bound: SGLang cuts one prompt at a time, so
+the short one would wait for all chunks of the long one."""
 ALONE = 2
 """A chunk may take this many times the bound while no request decodes: the next request to come waits for it."""
 STEP_RATE = 0.1

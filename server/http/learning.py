@@ -152,7 +152,7 @@ class Learning:
             return
         before = self.state.in_use
         self._write(name)
-        self.events.append(self._promoted(self.folder, drafter=name, before=before, **taus))
+        self.events.append(self._note("promotion", self.folder, drafter=name, before=before, **taus))
 
     async def _prepare(self, folder: Path) -> dict[str, Any] | None:
         """Write a candidate's calibration and return its taus; log an unusable candidate and return None."""
@@ -177,7 +177,7 @@ class Learning:
         now = different[0]
         await worker_rpc.command(self.manager, worker_rpc.USE, now)
         self._write(Path(now).name if now else None, refused=worse)
-        self.events.append(self._rolled_back(self.folder, drafter=worse, before=self.state.in_use))
+        self.events.append(self._note("rollback", self.folder, drafter=worse, before=self.state.in_use))
 
     async def _exchanges(self) -> list[dict[str, Any]]:
         return [state["exchange"] for state in await worker_rpc.read_live(self.manager)]
@@ -191,18 +191,15 @@ class Learning:
         new.write(self.folder)
         self.state = new
 
-    def _promoted(self, folder: Path, **numbers: Any) -> dict[str, Any]:
-        """Count and log a promotion, and keep it for `outrider learn status`. folder: of the learner."""
-        self.metrics.promotions.inc()
-        self.metrics.promoted_at.set_to_current_time()
-        logger.info("learning: promotion in %s: %s", folder, numbers)
-        return append_event(folder, "promotion", **numbers)
-
-    def _rolled_back(self, folder: Path, **numbers: Any) -> dict[str, Any]:
-        """The same for a drafter that was taken back."""
-        self.metrics.rollbacks.inc()
-        logger.info("learning: rollback in %s: %s", folder, numbers)
-        return append_event(folder, "rollback", **numbers)
+    def _note(self, event: str, folder: Path, **numbers: Any) -> dict[str, Any]:
+        """Count and log a promotion or a rollback, and keep it for `outrider learn status`. folder: the learner's."""
+        if event == "promotion":
+            self.metrics.promotions.inc()
+            self.metrics.promoted_at.set_to_current_time()
+        else:
+            self.metrics.rollbacks.inc()
+        logger.info("learning: %s in %s: %s", event, folder, numbers)
+        return append_event(folder, event, **numbers)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the page's data: the learner's numbers, drafter in use, last promotions and rollbacks, time."""

@@ -119,7 +119,7 @@ class OwnerLearning(Learning, ABC):
             if before in state.refused or not (drafters / (before or "") / "config.json").is_file():
                 before = None
             self._set(learner, before, refused=worse)
-            self._rolled_back(self.folder / learner, drafter=worse, before=before)
+            self._note("rollback", self.folder / learner, drafter=worse, before=before)
         elif (name := survey.candidate) is not None:
             taus = await self._prepare(drafters / name)
             if taus is None:
@@ -127,7 +127,7 @@ class OwnerLearning(Learning, ABC):
                 return
             self._before[learner] = state.in_use
             self._set(learner, name)
-            self._promoted(self.folder / learner, drafter=name, before=state.in_use, **taus)
+            self._note("promotion", self.folder / learner, drafter=name, before=state.in_use, **taus)
 
     def _set(self, learner: str, in_use: str | None, refused: str = "") -> None:
         """Record the drafter in use, and a refused candidate."""

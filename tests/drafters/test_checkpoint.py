@@ -11,9 +11,11 @@ import pytest
 import torch
 from own_process import found_by_fork
 from safetensors.torch import load_file, save_file
-from tiny_drafters import CONFIGS, DFLASH, TINY, TRUNCATED, make_model, make_target
+from scenes import BLOCKS
+from tiny_drafters import CONFIGS, DFLASH, DIFFUSIONS, TINY, TRUNCATED, make_diffusion, make_model, make_target
 from transformers import LlamaConfig
 
+from outrider.drafters import networks
 from outrider.drafters.block.checkpoint import (
     WEIGHTS,
     check_target,
@@ -23,9 +25,8 @@ from outrider.drafters.block.checkpoint import (
     save_plain,
     target_identity,
 )
-from outrider.drafters.block.config import BlockConfig
 from outrider.drafters.block.drafter import BlockDrafter
-from outrider.drafters.block.model import BlockModel
+from outrider.drafters.block.model import BlockModel, DraftModel
 from outrider.drafters.config_file import CheckpointError
 
 
@@ -34,21 +35,30 @@ def rewrite(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_plain_folder_round_trips(config: BlockConfig, tmp_path: Path) -> None:
-    model = make_model(config)
+@pytest.fixture(params=[*BLOCKS, *DIFFUSIONS])
+def model(request: pytest.FixtureRequest) -> DraftModel:
+    name = request.param
+    return make_model(BLOCKS[name]) if name in BLOCKS else make_diffusion(DIFFUSIONS[name])
+
+
+def test_plain_folder_round_trips(model: DraftModel, tmp_path: Path) -> None:
+    config = model.config
     save_plain(model, tmp_path, torch.float32)
-    again = load(tmp_path, dtype=torch.float32)
+    again = networks.load_any(tmp_path, dtype=torch.float32)
     assert again.config == dataclasses.replace(config, draft_vocab_size=None)
+    assert networks.kind_of(tmp_path) == config.kind
+    contexts = config.hidden_size if getattr(model, "lilicorr", None) else 0
+    _, state = networks.memory(tmp_path, torch.float32)
+    assert state == 4 * (2 * config.num_layers * config.num_kv_heads * config.head_dim + contexts)
     for name, value in again.state_dict().items():
         mine = model.state_dict()[name]
         assert torch.equal(value[model.vocab] if name == "markov_head.w2.weight" else value, mine), name
 
 
-def test_compact_folder_keeps_one_part_in_254(config: BlockConfig, tmp_path: Path) -> None:
-    model = make_model(config)
+def test_compact_folder_keeps_one_part_in_254(model: DraftModel, tmp_path: Path) -> None:
     save_compact(model, tmp_path)
-    again = load(tmp_path, dtype=torch.float32)
-    assert again.config == config
+    again = networks.load_any(tmp_path, dtype=torch.float32)
+    assert again.config == model.config
     assert torch.equal(again.vocab, model.vocab)
     for name, value in again.state_dict().items():
         mine = model.state_dict()[name].float()

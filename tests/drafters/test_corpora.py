@@ -5,9 +5,9 @@ import threading
 
 import pytest
 import torch
+from shown_texts import show
 
 from outrider.drafters import corpora_file
-from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.corpora import OWNERS, Corpora, Name
 from outrider.drafters.ngram import NgramDrafter
 from outrider.kernels.cpu import native
@@ -21,22 +21,8 @@ GAMMA, CONTEXT = 5, 256
 def drafts(corpora, texts, names, gamma=GAMMA):
     """Draft after each of `texts`, ended by its anchor, from the corpora of these names."""
     drafter = NgramDrafter(gamma, corpora=corpora)
-    drafter.allocate(CONTEXT * len(texts))
-    table = torch.arange(CONTEXT * len(texts)).view(len(texts), CONTEXT)
-    for row, text in enumerate(texts):
-        cached = torch.tensor(text[:-1], dtype=torch.int64)
-        drafter.observe(Features(None, cached, torch.arange(len(cached)), table[row, : len(cached)]))
-    return drafter.propose(
-        DraftBatch(
-            anchors=torch.tensor([text[-1] for text in texts]),
-            seq_lens=torch.tensor([len(text) - 1 for text in texts]),
-            page_table=table.int(),
-            rows=torch.arange(len(texts)),
-            temperatures=torch.zeros(len(texts)),
-            keys=torch.zeros(len(texts), gamma, dtype=torch.int64),
-            corpora=torch.tensor([corpora.number(name) for name in names]),
-        )
-    )
+    numbers = torch.tensor([corpora.number(name) for name in names])
+    return drafter.propose(show(drafter, texts, CONTEXT, corpora=numbers))
 
 
 def own_match(text, longest=32):

@@ -20,9 +20,9 @@ from tiny_drafters import (
     make_target,
 )
 
-from outrider.drafters import encoding, networks
+from outrider.drafters import encoding
 from outrider.drafters.base import DraftBatch, Prefilled
-from outrider.drafters.block.checkpoint import load, save_compact, save_plain
+from outrider.drafters.block.checkpoint import load, save_compact
 from outrider.drafters.block.config import BlockConfig
 from outrider.drafters.config_file import CheckpointError
 from outrider.drafters.diffusion.drafter import DiffusionDrafter
@@ -124,16 +124,9 @@ def test_verified_texts_follow_the_target(steps: int, monkeypatch: pytest.Monkey
     assert p_value(Counter(zip(out[:, 0].tolist(), second.tolist(), strict=True)), pairs, n) > 1e-4
 
 
-def test_folders_round_trip_and_refuse_mismatches(tmp_path: Path, shape: BlockConfig) -> None:
-    model, folder = make_diffusion(shape), tmp_path / "compact"
-    save_compact(model, folder)
-    again = networks.load_any(folder, dtype=torch.float32)
-    assert again.config == shape
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(again.state_dict()[name], value, atol=0.02, rtol=0.01)
-    save_plain(model, tmp_path / "plain", dtype=torch.float32)
-    plain = networks.load_any(tmp_path / "plain", dtype=torch.float32).state_dict()
-    assert all(torch.equal(plain[name], value) for name, value in model.state_dict().items())
+def test_mismatches_are_refused(tmp_path: Path, shape: BlockConfig) -> None:
+    folder = tmp_path / "compact"
+    save_compact(make_diffusion(shape), folder)
     embedding = torch.randn(shape.vocab_size, shape.hidden_size)
     target = make_target(_llama(shape), embedding)
     assert DiffusionDrafter.load(target, folder, gamma=3, denoising_steps=3).gamma == 3

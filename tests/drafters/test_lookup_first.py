@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from shown_texts import show
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.lookup_first import LookupFirst, choose_each, merge
@@ -50,23 +51,9 @@ def propose(
 ) -> tuple[Draft, Model]:
     model = Model(sure)
     drafter = LookupFirst(NgramDrafter(length), model, expected_run_length=expected_run_length)
-    drafter.allocate(CONTEXT * len(texts))
-    table = torch.arange(CONTEXT * len(texts)).view(len(texts), CONTEXT)
-    for row, text in enumerate(texts):
-        cached = torch.tensor(text[:-1])
-        drafter.observe(Features(None, cached, torch.arange(len(cached)), table[row, : len(cached)]))
-    draft = drafter.propose(
-        DraftBatch(
-            anchors=torch.tensor([t[-1] for t in texts]),
-            seq_lens=torch.tensor([len(t) - 1 for t in texts]),
-            page_table=table.to(torch.int32),
-            rows=torch.arange(len(texts)),
-            temperatures=torch.tensor(temperatures),
-            keys=torch.zeros(len(texts), length, dtype=torch.int64),
-            draft_mask=None if draft_mask is None else torch.tensor(draft_mask),
-        )
-    )
-    return draft, model
+    mask = None if draft_mask is None else torch.tensor(draft_mask)
+    batch = show(drafter, texts, CONTEXT, temperatures=torch.tensor(temperatures), draft_mask=mask)
+    return drafter.propose(batch), model
 
 
 def test_the_model_drafts_only_where_the_text_does_not_repeat():
@@ -117,13 +104,7 @@ def test_the_choice_depends_on_the_first_confidence_alone():
         model = Hopeful(0.3)
         model.later = later
         drafter = LookupFirst(NgramDrafter(GAMMA), model, expected_run_length=2.0)
-        drafter.allocate(CONTEXT)
-        cached = torch.tensor(once[:-1])
-        drafter.observe(Features(None, cached, torch.arange(len(cached)), torch.arange(len(cached))))
-        batch = DraftBatch(
-            torch.tensor(once[-1:]), torch.tensor([len(once) - 1]), torch.arange(CONTEXT)[None].int(),
-            torch.tensor([0]), torch.tensor([1.0]), torch.zeros(1, GAMMA),
-        )  # fmt: skip
+        batch = show(drafter, [once], CONTEXT, temperatures=torch.tensor([1.0]))
         drafts.append(drafter.propose(batch).tokens[0].tolist())
     assert drafts[0] == drafts[1]
 

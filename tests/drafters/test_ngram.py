@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from shown_texts import show
 
 from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.ngram import NgramDrafter
@@ -13,23 +14,7 @@ CONTEXT = 96
 def propose(texts, gamma=4):
     """Draft after each of `texts`, ended by its anchor."""
     drafter = NgramDrafter(gamma)
-    drafter.allocate(1 + CONTEXT * len(texts))
-    table = (1 + torch.arange(CONTEXT * len(texts))).view(len(texts), CONTEXT)
-    for row, text in enumerate(texts):
-        cached = torch.tensor(text[:-1], dtype=torch.int64)
-        slots = table[row, : len(cached)]
-        drafter.observe(Features(None, cached, torch.arange(len(cached)), slots))
-    count = len(texts)
-    return drafter.propose(
-        DraftBatch(
-            anchors=torch.tensor([t[-1] for t in texts]),
-            seq_lens=torch.tensor([len(t) - 1 for t in texts]),
-            page_table=table.to(torch.int32),
-            rows=torch.arange(count),
-            temperatures=torch.arange(count) % 3 / 2,
-            keys=torch.zeros(count, gamma, dtype=torch.int64),
-        )
-    )
+    return drafter.propose(show(drafter, texts, CONTEXT, temperatures=torch.arange(len(texts)) % 3 / 2))
 
 
 def expected(text, gamma=4, longest=32, shortest=2):

@@ -21,7 +21,6 @@ from tiny_drafters import (
     make_model,
 )
 
-from outrider.drafters import networks
 from outrider.drafters.block import checkpoint
 from outrider.drafters.block.candidates import CodebookSelector, LatticeSelector
 from outrider.drafters.block.checkpoint import save_plain
@@ -70,21 +69,6 @@ def test_drafts_follow_the_published_tensors(config: BlockConfig) -> None:
             wanted[ids] = (scores[drawn] / 0.7).softmax(-1)
             assert_near(sampled.probs[row, k], wanted, TERMS)
             drawn = ids.index(int(sampled.tokens[row, k]))
-
-
-def test_folders_of_both_storages(config: BlockConfig, tmp_path: Path) -> None:
-    model = make_model(config)
-    save_plain(model, tmp_path / "plain", torch.float32)
-    checkpoint.save_compact(model, tmp_path / "compact")
-    for name, close in (("plain", 1e-6), ("compact", 0.05)):
-        loaded = checkpoint.load(tmp_path / name, dtype=torch.float32)
-        assert loaded.config == config
-        for one, other in zip(loaded.parameters(), model.parameters(), strict=True):
-            torch.testing.assert_close(one, other, atol=close, rtol=close)
-    assert networks.kind_of(tmp_path / "plain") == "dflash2"
-    _, state = networks.memory(tmp_path / "plain", torch.float32)
-    contexts = config.hidden_size if model.lilicorr is not None else 0
-    assert state == 4 * (2 * config.num_layers * config.num_kv_heads * config.head_dim + contexts)
 
 
 def test_a_published_config() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from margins import assert_near
+from scenes import SLOTS, pages
 from tiny_drafters import (
     DFLASH,
     GAMMA,
@@ -28,16 +29,10 @@ from outrider.drafters.config_file import CheckpointError
 from outrider.drafters.weight_sets import WeightSets
 from outrider.drafters.wrappers import DeferredObserve
 
-SLOTS, CONTEXT = 256, 48
 LENGTHS = [9, 30, 1, 17, 12]
 SETS = [1, 0, 2, 1, 7]
 """For each request; set 7 does not exist."""
 CONFIGS = {"dspark": TINY, "truncated": TRUNCATED, "dflash": DFLASH}
-
-
-def page_table() -> torch.Tensor:
-    order = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(5))
-    return order[: len(LENGTHS) * CONTEXT].view(-1, CONTEXT).int()
 
 
 def observe(drafter: Drafter, table: torch.Tensor, rows: list[int], sets: list[int] | None = None) -> None:
@@ -95,7 +90,7 @@ def alone(drafter: WeightSets, folder: str) -> BlockDrafter:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_each_request_is_drafted_by_its_own_set(config: BlockConfig, folders: list[str], temperature: float) -> None:
-    drafter, table, rows = several(config, folders), page_table(), list(range(len(LENGTHS)))
+    drafter, table, rows = several(config, folders), pages(len(LENGTHS)), list(range(len(LENGTHS)))
     observe(drafter, table, rows, SETS)
     batched = dataclasses.replace(asked(table, rows, temperature), sets=torch.tensor(SETS))
     joint = drafter.propose(batched)
@@ -123,7 +118,7 @@ def test_each_request_is_drafted_by_its_own_set(config: BlockConfig, folders: li
 
 def test_a_draft_does_not_depend_on_other_requests(config: BlockConfig, folders: list[str]) -> None:
     """Other texts, sets and numbers of requests give the same bits."""
-    table = page_table()
+    table = pages(len(LENGTHS))
     seen = []
     for others in ([], [1], [1, 2, 3]):
         drafter = several(config, folders)
@@ -138,7 +133,7 @@ def test_a_draft_does_not_depend_on_other_requests(config: BlockConfig, folders:
 
 
 def test_only_selected_requests_are_drafted(config: BlockConfig, folders: list[str]) -> None:
-    drafter, table, rows = several(config, folders), page_table(), list(range(len(LENGTHS)))
+    drafter, table, rows = several(config, folders), pages(len(LENGTHS)), list(range(len(LENGTHS)))
     observe(drafter, table, rows, SETS)
     everyone = dataclasses.replace(asked(table, rows, 1.0), sets=torch.tensor(SETS))
     mask = torch.tensor([True, False, True, False, True])
@@ -150,7 +145,7 @@ def test_only_selected_requests_are_drafted(config: BlockConfig, folders: list[s
 
 
 def test_a_dropped_or_exchanged_set(config: BlockConfig, folders: list[str], tmp_path: Path) -> None:
-    drafter, table = several(config, folders), page_table()
+    drafter, table = several(config, folders), pages(len(LENGTHS))
     observe(drafter, table, [0])
     one, none = (dataclasses.replace(asked(table, [0], 0.0), sets=torch.tensor([n])) for n in (1, 0))
     before, start = drafter.propose(one), drafter.propose(none)
@@ -166,7 +161,7 @@ def test_a_dropped_or_exchanged_set(config: BlockConfig, folders: list[str], tmp
 
 
 def test_deferred_tokens_go_to_their_set(folders: list[str], config: BlockConfig) -> None:
-    table, rows = page_table(), list(range(len(LENGTHS)))
+    table, rows = pages(len(LENGTHS)), list(range(len(LENGTHS)))
     drafts = []
     for wrap in (lambda drafter: drafter, DeferredObserve):
         drafter: Drafter = wrap(several(config, folders))
@@ -180,7 +175,7 @@ def test_the_registry_makes_it(tmp_path: Path) -> None:
     made, _ = make_registered("dspark", tmp_path, lookup_gamma=5, several_sets=True)
     made.allocate(SLOTS)
     made.reload(str(tmp_path), 3)
-    table = page_table()
+    table = pages(len(LENGTHS))
     observe(made, table, [0, 1], [3, 0])
     draft = made.propose(dataclasses.replace(asked(table, [0, 1], 1.0), sets=torch.tensor([3, 0])))
     assert draft.tokens.shape == (2, 5)
