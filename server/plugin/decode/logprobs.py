@@ -8,14 +8,12 @@ from sglang.srt.layers.logprob_processor import OutputLogprobProcessor
 
 from outrider.kernels.upload import upload
 
-from ..spec_inputs import FlatVerify
+from .flatten import FlatVerify
 
 
 def write_logprobs(logits_output: Any, batch: Any, logits: torch.Tensor, tokens: torch.Tensor) -> None:
-    """Write logprobs of tokens [R], the first of R requests, drawn from logits [R, V] (rules applied, temperature not).
-
-    They are of the distribution the token was drawn from, before top-k, top-p and min-p, as in plain decoding.
-    """
+    """Write logprobs of tokens [R], the first of R requests, drawn from logits [R, V] (rules applied, temperature not),
+    before top-k, top-p and min-p, as in plain decoding."""
     asking = _asking(batch)
     index = upload(asking, tokens.device)
     _write(logits_output, batch, asking, index, logits[index], tokens[:, None])
