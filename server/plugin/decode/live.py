@@ -37,8 +37,8 @@ def snapshot(metrics: SpeculationMetrics, curve: PlannedCurve | None) -> dict[st
             for source, (seen, accepted, _) in zip(SOURCES, positions.tolist(), strict=True)
         },
         "calibration": {
-            source: dict(zip(("observed", "accepted", "expected"), found, strict=True))
-            for source, found in zip(SOURCES, bins.tolist(), strict=True)
+            source: dict(zip(("observed", "accepted", "expected"), counts, strict=True))
+            for source, counts in zip(SOURCES, bins.tolist(), strict=True)
         },
         "curve": None if curve is None else _curve(curve),
     }

@@ -100,11 +100,11 @@ class RequestTable:
         self.given[at] = [seed is not None for seed in given]
         self.greedy[at] = [req.sampling_params.top_k == 1 for req in reqs]  # so SGLang marks temperature 0
         self.seeded[rows.long()] = upload(self.given[at], self.device)
-        found = [[] if req.sampling_params.ignore_eos else sorted(stop_tokens(req)) for req in reqs]
-        if (more := max(map(len, found)) - self.ends.shape[1]) > 0:
+        stops = [[] if req.sampling_params.ignore_eos else sorted(stop_tokens(req)) for req in reqs]
+        if (more := max(map(len, stops)) - self.ends.shape[1]) > 0:
             self.ends = torch.nn.functional.pad(self.ends, (0, more), value=-1)
         ends = np.full((len(reqs), self.ends.shape[1]), -1, dtype=np.int64)
-        for row, tokens in zip(ends, found, strict=True):
+        for row, tokens in zip(ends, stops, strict=True):
             row[: len(tokens)] = tokens
         self.ends[rows.long()] = upload(ends, self.device)
 

@@ -135,8 +135,8 @@ class Sampling:
         seeds = self.seeds[request]
         keys = streams(seeds, positions + 1, Purpose.TOKEN) if self.any_seeded else None
         if keys is None or not self.all_decided:
-            own = streams(seeds, positions, Purpose.FINAL)
-            keys = own if keys is None else torch.where(self.seeded[request], keys, own)
+            step_keys = streams(seeds, positions, Purpose.FINAL)
+            keys = step_keys if keys is None else torch.where(self.seeded[request], keys, step_keys)
         return draw_tokens(logits, rows, self.rules.of(request), keys)
 
 

@@ -100,9 +100,9 @@ class AdapterOutcomes(BufferedMetrics, OptionalPart):
             amounts = {"drafted": drafts.draft_lens, "verified": drafts.verify_lens, "accepted": accepted}
             for kind, amount in amounts.items():
                 adapter.counters[kind].inc(float(amount[mine].sum()))
-            if not (told := mine & drafts.tells).any():
+            if not (rows := mine & drafts.tells).any():
                 continue
-            adapter.recorder.record(drafts.raw[told], drafts.verify_lens[told], accepted[told], drafts.classes[told])
+            adapter.recorder.record(drafts.raw[rows], drafts.verify_lens[rows], accepted[rows], drafts.classes[rows])
             if adapter.recorder.total >= adapter.fit_at:
                 adapter.fit_at += min(adapter.fit_at, OFTEN)
                 adapter.table = _fitted(adapter.recorder, drafts.calibration)
@@ -111,11 +111,11 @@ class AdapterOutcomes(BufferedMetrics, OptionalPart):
 
 def _fitted(recorder: Recorder, otherwise: CalibrationTable | None) -> CalibrationTable:
     """Fit the classes that have enough outcomes; take the rest from `otherwise`."""
-    records, found = recorder.records(), {}
+    records, tables = recorder.records(), {}
     for place, case in enumerate(CLASSES):
-        own = records.select(records.classes == place)
-        if len(own) >= FIRST:
-            found[case] = fit_joint(own)
+        outcomes = records.select(records.classes == place)
+        if len(outcomes) >= FIRST:
+            tables[case] = fit_joint(outcomes)
         elif otherwise is not None:
-            found[case] = otherwise.by_class[place].of_length(records.gamma)
-    return CalibrationTable.of(found, records.gamma)
+            tables[case] = otherwise.by_class[place].of_length(records.gamma)
+    return CalibrationTable.of(tables, records.gamma)
