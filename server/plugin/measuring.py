@@ -17,8 +17,10 @@ from outrider.scheduler.baselines import VerifyAll
 from outrider.scheduler.contract import StepView
 
 from .decode.metrics import SpeculationMetrics
+from .decode.optional.part import OptionalParts
+from .decode.plan import StepPlanner
 from .decode.requests import Entries
-from .decode.step_planner import StepPlanner
+from .decode.step import StepDrafts
 from .diffusion.drafting import Round, StateDrafting
 from .diffusion.drafts import StateDraft
 from .diffusion.recording import RoundRecording
@@ -83,12 +85,14 @@ class FixedStepPlanner(StepPlanner):
     def __init__(self, served: StepPlanner):
         super().__init__(
             VerifyAll(), None,
-            requests=served.requests, metrics=StepTimesOnly(served.metrics), device="cpu" if served.on_host else "cuda",
-            buckets=served.buckets, block=served.block, draft_sizes=served.draft_sizes, optional=served.optional,
+            requests=served.requests, metrics=(metrics := StepTimesOnly(served.metrics)),
+            device="cpu" if served.on_host else "cuda", buckets=served.buckets, block=served.block,
+            draft_sizes=served.draft_sizes, parts=OptionalParts(served.optional, [metrics]),
         )  # fmt: skip
+        self.view = self._whole
 
-    def _view(self, entries: Entries, contexts: np.ndarray, unsure: int) -> StepView:
-        return replace(super()._view(entries, contexts, unsure), limits=entries.limits)
+    def _whole(self, entries: Entries, contexts: np.ndarray, unsure: int) -> StepView:
+        return replace(self.requests.view(entries, contexts, unsure), limits=entries.view.limits)
 
 
 class StepTimesOnly(SpeculationMetrics):
@@ -97,7 +101,7 @@ class StepTimesOnly(SpeculationMetrics):
     def __init__(self, served: SpeculationMetrics):
         vars(self).update(vars(served))
 
-    def observe_step(self, *_: Any) -> None:
+    def count(self, drafts: StepDrafts) -> None:
         self.steps.inc()
 
 

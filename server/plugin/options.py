@@ -30,7 +30,8 @@ class RequestOptions:
     planned: the planner decides how much is verified; False verifies every drafted token.
     replayed: count the states of this request's blocks (block diffusion).
     min_tokens_per_second: its service level; None: none.
-    trace: report the origin of each token (`decode/trace.py`). learn: keep its answer for the drafter to learn from.
+    trace: report the origin of each token (`decode/optional/trace.py`).
+    learn: keep its answer for the drafter to learn from.
     learner, learned: with a drafter for each key or adapter, the owner's learner (`drafters/learning/owners.py`), and
         the drafter of it that drafts; "": the initial one.
     adapter: SGLang's id of the LoRA adapter of both; None: the model.

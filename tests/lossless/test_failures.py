@@ -26,12 +26,12 @@ from .conftest import SHARING, jagged_profile
 
 BODIES: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 3}]
 KEYS = {
-    "adapters:admit", "adapters:flush", "adapters:observe", "drafting:_draft", "drafting:observe", "drafting:prefilled",
-    "learning:admit", "learning:finished", "learning:observe", "learning:take_back_if_worse", "lookups:admit",
-    "lookups:finished", "lookups:save", "metrics:flush", "metrics:observe_draft_and_planner", "metrics:observe_step",
-    "metrics:observe_time", "own_drafters:admit", "own_drafters:finished", "own_drafters:observe", "planning:admit",
-    "planning:_curve", "planning:begin", "planning:finish", "planning:flush", "planning:interrupt", "prompts:_decide",
-    "prompts:launched", "prompts:observe", "questions:_live", "tracing:_tell", "tracing:send",
+    "adapters:admitted", "adapters:drafted", "adapters:flush", "drafting:_draft", "drafting:observe",
+    "drafting:prefilled", "learning:begins", "learning:drafted", "learning:finished", "lookups:admitted",
+    "lookups:finished", "lookups:save", "metrics:drafted", "metrics:flush", "metrics:observe_time",
+    "own_drafters:admitted", "own_drafters:drafted", "own_drafters:finished", "planning:_curve", "planning:admit",
+    "planning:begin", "planning:finish", "planning:flush", "planning:interrupt", "prompts:_decide",
+    "prompts:launched", "prompts:observe", "questions:_live", "tracing:_tell", "tracing:admitted", "tracing:sent",
 }  # fmt: skip
 """Calls of a server with adapters, a drafter for each key, and lookup across requests."""
 KEY_GONE = {"own_drafters:drop_owner"}
@@ -46,9 +46,9 @@ PAIR = {"drafting:_keep_state", "drafting:_restore_state"}
 """Tested in test_disaggregation.py."""
 DEVICE = {"tracing:_copied"}
 """Tested in tests/server/plugin/test_trace.py."""
-INSIDE = {"_set_up", "_draft", "primary_draft_kv_pool", "init_cuda_graphs", "outrider_state", "outrider_live"}
-INSIDE |= {"forget_records"}
-"""Functions of the worker that run at its start, or through the boundary."""
+INSIDE = {"_set_up", "_set_up_stages", "_draft", "primary_draft_kv_pool", "init_cuda_graphs", "outrider_state"}
+INSIDE |= {"outrider_live", "forget_records"}
+"""Functions of workers and stages that run at the start, or through the boundary."""
 
 
 def test_every_optional_call_has_a_place() -> None:
@@ -58,7 +58,9 @@ def test_every_optional_call_has_a_place() -> None:
 def test_optional_parts_are_called_through_the_boundary_alone() -> None:
     decode = PLUGIN / "decode"
     assert direct_calls(decode / "worker.py", INSIDE) == {"_decode: self.planning.least_bucket"}
-    assert not direct_calls(decode / "request_parts.py", set())
+    for name in ("base", "leader", "follower", "draft", "verify", "accept", "commit"):
+        assert not direct_calls(decode / f"{name}.py", INSIDE)
+    assert not direct_calls(decode / "optional" / "part.py", {"tables", "save"})
     assert direct_calls(PLUGIN / "diffusion" / "spiffy.py", {"_time"}) == {"generate: self.drafting.nothing"}
 
 

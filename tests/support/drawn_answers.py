@@ -15,8 +15,8 @@ from outrider.drafters.base import Draft, DraftBatch
 from outrider.drafters.block import checkpoint
 from outrider.drafters.block.sampling import sample_block
 from outrider.kernels import sampling as kernels
+from outrider.server.plugin.decode.flatten import flatten
 from outrider.server.plugin.decode.sampling import Sampling
-from outrider.server.plugin.spec_inputs import flatten
 
 GAMMA = 4
 Admit = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -9,7 +9,6 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -26,11 +25,12 @@ from outrider.scheduler.calibration.classes import classes_of
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.contract import Planner
 from outrider.server.plugin.decode.boundary import Boundary
+from outrider.server.plugin.decode.draft import DraftStage
+from outrider.server.plugin.decode.flatten import StepBatch
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
+from outrider.server.plugin.decode.plan import StepPlanner
 from outrider.server.plugin.decode.requests import RequestTable
 from outrider.server.plugin.decode.step import Admission, Step
-from outrider.server.plugin.decode.step_planner import StepPlanner
-from outrider.server.plugin.decode.worker import SpeculativeWorker
 from outrider.server.plugin.options import RequestOptions
 
 CONTEXT = 32
@@ -123,18 +123,7 @@ class Enumeration:
         if planner.cost is not None:  # the time that the test takes is random
             vars(planner.cost).update(observe=lambda *_: None, observe_deciding=lambda *_: None)
         self.start = StepPlanner(planner, calibration, self.table, self.metrics, "cpu", block=block)
-        self.worker: Any = SimpleNamespace(
-            drafter=drafter,
-            width=drafter.gamma + 1,
-            device="cpu",
-            requests=self.table,
-            config=SimpleNamespace(initial_tokens=0),
-            req_to_token_pool=SimpleNamespace(req_to_token=self.page_table),
-            _nothing=SimpleNamespace(lens=()),
-            by_owner=None,
-            optional=Boundary(),
-        )
-        self.worker._draft = partial(SpeculativeWorker._draft, self.worker)
+        self.draft = DraftStage(self.table, Boundary(), ages=False)
 
     def run(self) -> Found:
         sums = Found()
@@ -220,9 +209,10 @@ class Enumeration:
             )
             if self.model is not None:
                 self.model.drawn = {}
-            asked = self.worker, step, torch.from_numpy(rows), seq_lens
-            reqs = [SimpleNamespace(grammar=self.grammar(text)) for text in mine]
-            draft, _ = SpeculativeWorker._draft_or_nothing(*asked, anchors, given, reqs)
+            scheduled = SimpleNamespace(reqs=[SimpleNamespace(grammar=self.grammar(text)) for text in mine])
+            batch = StepBatch(scheduled, torch.from_numpy(rows), seq_lens, anchors, self.page_table)
+            batch.sampling = given
+            draft, _ = self.draft(self.drafter, batch, step)
             made = {} if self.model is None else self.model.drawn
             chance = float(np.prod([p for row, each in made.items() for p in each[: reach(row, each)]]))
             return Drawn(chance, draws, draft, planning.admit(step, draft, 0.0))

@@ -1,18 +1,23 @@
 """Finds optional calls in the source, and makes them fail in servers."""
 
 import ast
+import importlib
 import itertools
+import pkgutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from metrics_page import MetricsPage
 from running import Server, changed, wait_until
 
+from outrider.server.plugin.decode import optional
 from outrider.server.plugin.decode.boundary import PARTS
+from outrider.server.plugin.decode.metrics import SpeculationMetrics
+from outrider.server.plugin.decode.optional.part import OptionalPart
 
 PLUGIN = Path(__file__).parents[2] / "server" / "plugin"
 PLACES = ("before", "within", "after")
-PARTS_OF_WORKER = {"drafter", "planning", "texts", "adapters", "by_owner", "keeper", "exchange", "watch", "drafting"}
+PARTS_OF_WORKER = {"drafter", "planning", "part", "by_owner", "exchange", "drafting"}
 """Names of the optional parts, as attributes."""
 
 
@@ -23,6 +28,9 @@ def optional_calls() -> set[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("optional.run", "run")):
                 part = node.args[0] if node.args else None
+                if ast.unparse(part or node) == "part.part":
+                    calls |= {f"{part.part}:{node.args[2].attr}" for part in parts_with(node.args[2].attr)}
+                    continue
                 if isinstance(part, ast.Constant) and part.value in PARTS:
                     call = node.args[2]
                     name = call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "lambda")
@@ -30,6 +38,14 @@ def optional_calls() -> set[str]:
                 else:
                     assert not ast.unparse(node.func).endswith("optional.run"), f"{path}:{node.lineno}: which part?"
     return calls
+
+
+def parts_with(method: str) -> list[type[OptionalPart]]:
+    """The optional parts that define a method of their interface."""
+    for module in pkgutil.iter_modules(optional.__path__, f"{optional.__name__}."):
+        importlib.import_module(module.name)
+    inherited, parts = getattr(OptionalPart, method), {SpeculationMetrics, *OptionalPart.__subclasses__()}
+    return [part for part in parts if getattr(part, method) is not inherited]
 
 
 def direct_calls(path: Path, inside: set[str]) -> set[str]:

@@ -12,8 +12,9 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 
 from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.ragged import flatten_bucket
+from outrider.server.plugin.decode.flatten import FlatVerify
 from outrider.server.plugin.hooks.platform import OutriderCpuPlatform
-from outrider.server.plugin.spec_inputs import FlatVerify, VerifyInput, indptr, ragged_layout
+from outrider.server.plugin.spec_inputs import VerifyInput, indptr, ragged_layout
 
 CONTEXT = 512
 
@@ -66,7 +67,8 @@ class Paged:
         nothing = torch.zeros(count, dtype=torch.int64), torch.zeros((count, width - 1), dtype=torch.int64)
         table = self.requests.req_to_token
         flat = FlatVerify(*flatten_bucket(*nothing, lens - 1, seq_lens, table, self.rows, tokens))
-        spec = VerifyInput(flat.positions, lens, width, capture_hidden=False, layout=ragged_layout(flat))
+        layout = ragged_layout(flat.qo_indptr, tokens)
+        spec = VerifyInput(flat.positions, lens, width, capture_hidden=False, layout=layout)
         return self._batch(ForwardMode.TARGET_VERIFY, flat.slots, seq_lens, spec_info=spec, positions=flat.positions)
 
     def extend(self, extend_lens: Sequence[int]) -> ForwardBatch:

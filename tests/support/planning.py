@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,11 +10,12 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.contract import Budget, Planner, StepView
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.server.plugin.decode.requests import RequestTable
-from outrider.server.plugin.decode.step import Step
+from outrider.server.plugin.decode.step import Admission, Step, StepDrafts
 
 
 def curve_cost(requests: int, seconds: list[float], draft: float = 0.0) -> StepCost:
@@ -77,6 +79,41 @@ def step_of(requests: int, gamma: int, budget: Budget | None = None) -> Step:
         began=0.0,
         planner_seconds=0.0,
     )
+
+
+def step_drafts(
+    confidence: np.ndarray,
+    verify_lens: np.ndarray,
+    accept_lens: np.ndarray,
+    *,
+    draft_lens: np.ndarray | None = None,
+    classes: np.ndarray | None = None,
+    tokens: np.ndarray | None = None,
+    budget: Budget | None = None,
+    calibration: CalibrationTable | None = None,
+    **numbers: np.ndarray,
+) -> StepDrafts:
+    """A step and its outcome. confidence: [R, gamma]. draft_lens: gamma of each by default. numbers: [R], by column."""
+    requests, gamma = confidence.shape
+    step = step_of(requests, gamma, budget)
+    lens = torch.from_numpy(np.full(requests, gamma) if draft_lens is None else draft_lens)
+    admission = Admission(
+        step=replace(step, entries=replace(step.entries, numbers=numbers)),
+        classes=torch.zeros(requests, dtype=torch.int64) if classes is None else torch.from_numpy(classes),
+        ends=torch.full((requests,), gamma + 1),
+        draft_lens=lens,
+        raw=torch.from_numpy(confidence),
+        confidence=torch.from_numpy(confidence),
+        verify_lens=torch.from_numpy(verify_lens),
+        drafting=requests,
+        looked_up=None,
+        draft_seconds=0.0,
+        planner_seconds=0.0,
+    )
+    drafts = StepDrafts(admission, torch.from_numpy(accept_lens), calibration=calibration)
+    drafts.read()
+    drafts.tokens = accept_lens if tokens is None else tokens
+    return drafts
 
 
 def prefixes(lens: list[int], tokens: int) -> list[tuple[int, ...]]:

@@ -32,6 +32,7 @@ from outrider.drafters.base import Draft, DraftBatch, Drafter, Features  # noqa:
 from outrider.scheduler.buckets import TokenBuckets  # noqa: E402
 from outrider.scheduler.planner import Asynchronous  # noqa: E402
 from outrider.server.plugin.config import PluginConfig  # noqa: E402
+from outrider.server.plugin.decode import base, leader  # noqa: E402
 from outrider.server.plugin.decode import follower as following  # noqa: E402
 from outrider.server.plugin.decode import worker as decode  # noqa: E402
 from outrider.server.plugin.loading import drafter as loading  # noqa: E402
@@ -190,14 +191,14 @@ def batch_of(mode: ForwardMode, reqs: list[Any], seq_lens: torch.Tensor, info: A
 def decode_all(rank: int, world: World) -> tuple[list[tuple[Any, ...]], int, dict[str, int]]:
     """Token counts and outcome of each step; number of steps that a graph has accepted; failures."""
     buckets = TokenBuckets(REQUESTS, GAMMA + 1) if world.buckets else None
-    decode.buckets_of = following.buckets_of = lambda runner, width: buckets
-    decode.get_spec = lambda: SimpleNamespace(speculative_num_draft_tokens=GAMMA + 1)
-    decode.get_parallel = lambda: SimpleNamespace(tp_group=Group(rank, world.alone))
+    leader.buckets_of = following.buckets_of = lambda runner, width: buckets
+    base.get_spec = lambda: SimpleNamespace(speculative_num_draft_tokens=GAMMA + 1)
+    base.get_parallel = lambda: SimpleNamespace(tp_group=Group(rank, world.alone))
     target = Target(rank, buckets)
     leads = world.alone or rank == 0
     worker = (decode.SpeculativeWorker if leads else following.FollowerWorker)(None, target)
     worker.alloc_memory_pool()
-    worker._direct_sought = True
+    worker.verify._direct_sought = True
     if leads:
         cost = curve_cost(REQUESTS, [0.02 + 0.0005 * k for k in range(REQUESTS * GAMMA + 1)])
         worker.planning.plan_by(Asynchronous(cost, GAMMA, held=1), None)

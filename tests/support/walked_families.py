@@ -76,7 +76,8 @@ class Family:
         """Each request's rows, with `verify_lens` tokens each after the anchor."""
         from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
-        from outrider.server.plugin.spec_inputs import VerifyInput, flatten
+        from outrider.server.plugin.decode.flatten import flatten
+        from outrider.server.plugin.spec_inputs import VerifyInput
 
         who = torch.tensor(requests)
         given, lens, rows = verify_lens[who], self.lens[who], who + 1

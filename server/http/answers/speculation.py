@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from tokenizers.decoders import DecodeStream
 
-from ...plugin.decode.trace import KEY, MAKERS
+from ...plugin.decode.optional.trace import KEY, MAKERS
 
 USAGE_CHUNK = '"choices":[]'
 """Part of a stream's chunk with the usage. A text cannot contain it: its quotes would be escaped."""

@@ -19,8 +19,8 @@ from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout, resolve_rag
 from outrider.kernels.ragged import write_cached_slots
 from outrider.kernels.upload import upload
 
-from ..decode.readback import Readback
 from .flashinfer_plan import PAGE, FlashInferPlan, plan_verify, slots_for_tile
+from .readback import Readback
 
 PLAN_BYTES = 1 << 20
 """Bytes of a plan, on the device and pinned on the host: 17 for every row and slot, and no bucket has 60,000.

@@ -6,9 +6,10 @@ SGLang creates `spec_info` for its own algorithms only; without it our attention
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from ..spec_inputs import uniform_verify
+from ..spec_inputs import VerifyInput, ragged_layout
 
 DUMMIES = "sglang.srt.model_executor.model_runner.ModelRunner.prepare_dummy_forward_batch"
 
@@ -21,5 +22,9 @@ def with_lengths(original: Callable[[Any, Any], Any], runner: Any, forward_batch
     """Return SGLang's dummy batch; if it verifies, with equal lengths for all requests."""
     batch = original(runner, forward_batch)
     if batch.forward_mode.is_target_verify() and batch.spec_info is None:
-        batch.spec_info = uniform_verify(batch.positions, batch.batch_size)
+        tokens = len(batch.positions)
+        width = tokens // batch.batch_size
+        ends = torch.arange(0, tokens + 1, width, dtype=torch.int32, device=batch.positions.device)
+        layout = ragged_layout(ends, tokens)
+        batch.spec_info = VerifyInput(batch.positions, layout.verify_lens.long(), width, False, layout)
     return batch

@@ -1,5 +1,4 @@
-"""Prometheus counters of draft tokens by position and by confidence, for each separately calibrated class of drafts.
-Acceptance rates and calibration errors are computed from them."""
+"""Counters of draft tokens by position and by confidence, for each separately calibrated class of drafts."""
 
 import logging
 
@@ -88,13 +87,10 @@ class AcceptanceCounters:
 
 
 class AcceptanceAlarm:
-    """Alarm for a drafter whose tokens are almost never accepted.
+    """Alarm for a drafter that does not fit its target, or has a corrupt state: it costs time but never fails.
 
-    A drafter that does not fit its target, or has a corrupt state, costs time but never fails; in other systems this
-    went unnoticed for weeks. After every `window` verified draft tokens, the alarm checks the share of accepted first
-    positions.
-
-    floor: below this share the drafter counts as collapsed; a fitting drafter is far above it with any traffic.
+    After every `window` verified drafts it checks the share of accepted first tokens. floor: below this share the
+    drafter counts as collapsed; a fitting drafter is far above it with any traffic.
     """
 
     def __init__(self, drafter: str, registry: CollectorRegistry, window: int = 4096, floor: float = 0.02):

@@ -1,14 +1,12 @@
 """The boundary around the optional parts of a step: speculation may fail, serving may not.
 
-Whatever drafts, plans, looks up, calibrates, learns, traces or counts is called through `Boundary.run`. An exception
-there ends no request: it is counted and logged, the step goes on without the result, and a part that has failed often
-enough is off until the next restart. The target's forward, logit rules, sampling, acceptance and commits to the cache
-are not optional and are called directly. So are broadcasts to other ranks, so no rank waits for a failed part.
+Parts that draft, plan, look up, calibrate, learn, trace or count are called through `Boundary.run`. It counts and logs
+an exception, and the step goes on without the result. A part that fails often is off until the next restart. The
+target's forward, logit rules, sampling, acceptance, commits and broadcasts to other ranks are called directly.
 
-Texts stay exact. If drafting or planning fails, the step verifies no drafts and the target draws every token. If the
-failure depended on a drafted token, so did the admission of that step; the part is off from then on.
-
-An error of a device cannot be survived: every later call to the device fails as well. It ends the engine.
+Texts stay exact: if drafting or planning fails, the step verifies no drafts. If the failure depended on a drafted
+token, so did the admission of that step; the part is off from then on. An error of a device ends the engine, because
+every later call to the device fails as well.
 """
 
 import logging

@@ -1,7 +1,6 @@
 """Counters and histograms that buffer their increments and write them to Prometheus on `flush`.
 
-With several processes, prometheus_client writes every increment to a mapped file; a dozen increments take one percent
-of a small model's decode step.
+prometheus_client writes every increment to a file; a dozen take one percent of a small model's step.
 """
 
 import time

@@ -7,6 +7,7 @@ import numpy as np
 from outrider.scheduler.calibration.classes import SAMPLING, SOURCES
 from outrider.scheduler.contract import PlannedCurve
 
+from .buffered import BufferedCounter, BufferedHistogram
 from .metrics import SpeculationMetrics
 
 CURVE_POINTS = 96
@@ -21,29 +22,23 @@ def snapshot(metrics: SpeculationMetrics, curve: PlannedCurve | None) -> dict[st
     observed, accepted, and expected.
     """
     positions, bins = _by_source(metrics.acceptance.by_position.totals), _by_source(metrics.acceptance.by_bin.totals)
-    return {
-        "steps": metrics.steps.total,
-        "request_steps": metrics.request_steps.total,
-        "tokens": metrics.accepted_length.total,
-        "step_seconds": metrics.step_seconds.total,
+    totals: dict[str, BufferedCounter | BufferedHistogram] = {
+        "steps": metrics.steps, "request_steps": metrics.request_steps, "tokens": metrics.accepted_length,
+        "step_seconds": metrics.step_seconds, "predicted_seconds": metrics.predicted_seconds,
+        "predictable_seconds": metrics.predictable_seconds, "error_seconds": metrics.prediction_error_seconds,
+        "chunk_seconds": metrics.prefill_seconds, "drafted": metrics.drafted_tokens, "budget": metrics.budget,
+        "verified": metrics.verified, "accepted": metrics.accepted, "wasted": metrics.wasted,
+    }  # fmt: skip
+    return {name: metric.total for name, metric in totals.items()} | {
         "timed_steps": metrics.step_seconds.total_count,
-        "predicted_seconds": metrics.predicted_seconds.total,
-        "predictable_seconds": metrics.predictable_seconds.total,
-        "error_seconds": metrics.prediction_error_seconds.total,
         "chunks": metrics.prefill_seconds.total_count,
-        "chunk_seconds": metrics.prefill_seconds.total,
-        "drafted": metrics.drafted.total,
-        "budget": metrics.budget.total,
-        "verified": metrics.verified.total,
-        "accepted": metrics.accepted.total,
-        "wasted": metrics.wasted.total,
         "sources": {
             source: {"drafts": sum(seen[:1]), "accepted": sum(accepted)}
             for source, (seen, accepted, _) in zip(SOURCES, positions.tolist(), strict=True)
         },
         "calibration": {
-            source: dict(zip(("observed", "accepted", "expected"), found, strict=True))
-            for source, found in zip(SOURCES, bins.tolist(), strict=True)
+            source: dict(zip(("observed", "accepted", "expected"), counts, strict=True))
+            for source, counts in zip(SOURCES, bins.tolist(), strict=True)
         },
         "curve": None if curve is None else _curve(curve),
     }

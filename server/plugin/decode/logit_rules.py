@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +17,7 @@ import torch
 from outrider.drafters.slot_tokens import SlotTokens
 from outrider.kernels.upload import upload
 
-if TYPE_CHECKING:
-    from ..spec_inputs import FlatVerify
-
+from .flatten import FlatVerify
 
 TOGETHER = 8
 """Requests with penalties that are processed at once: each takes a few copies of gamma + 1 float32 rows."""

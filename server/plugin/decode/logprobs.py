@@ -8,14 +8,12 @@ from sglang.srt.layers.logprob_processor import OutputLogprobProcessor
 
 from outrider.kernels.upload import upload
 
-from ..spec_inputs import FlatVerify
+from .flatten import FlatVerify
 
 
 def write_logprobs(logits_output: Any, batch: Any, logits: torch.Tensor, tokens: torch.Tensor) -> None:
-    """Write logprobs of tokens [R], the first of R requests, drawn from logits [R, V] (rules applied, temperature not).
-
-    They are of the distribution the token was drawn from, before top-k, top-p and min-p, as in plain decoding.
-    """
+    """Write logprobs of tokens [R], the first of R requests, drawn from logits [R, V] (rules applied, temperature not),
+    before top-k, top-p and min-p, as in plain decoding."""
     asking = _asking(batch)
     index = upload(asking, tokens.device)
     _write(logits_output, batch, asking, index, logits[index], tokens[:, None])
@@ -47,22 +45,22 @@ def _write(
     """
     width = tokens.shape[1]
     owners, heat = asking.repeat(width), batch.sampling_info.temperatures[index].repeat_interleave(width, 0)
-    found = OutputLogprobProcessor().compute_logprobs(
+    output = OutputLogprobProcessor().compute_logprobs(
         torch.log_softmax(logits.float().div_(heat), -1),
         [batch.top_logprobs_nums[r] for r in owners],
         [batch.token_ids_logprobs[r] for r in owners],
         tokens[index].flatten(),
     )
     whole = torch.zeros(tokens.shape, device=tokens.device)
-    whole[index] = found.token_logprobs.view(-1, width)
-    found.token_logprobs = whole
+    whole[index] = output.token_logprobs.view(-1, width)
+    output.token_logprobs = whole
     # SGLang finds a request's lists by its place among all.
     places = (asking[:, None] * width + np.arange(width)).flatten().tolist()
     for name in ("top_logprobs_val", "top_logprobs_idx", "token_ids_logprobs_val", "token_ids_logprobs_idx"):
-        if (of_asking := getattr(found, name)) is not None:
+        if (of_asking := getattr(output, name)) is not None:
             nothing: Any = whole.new_empty(0) if isinstance(of_asking[0], torch.Tensor) else []
             lists: list[Any] = [nothing] * tokens.numel()
             for place, each in zip(places, of_asking, strict=True):
                 lists[place] = each
-            setattr(found, name, lists)
-    found.write_output_to(logits_output)
+            setattr(output, name, lists)
+    output.write_output_to(logits_output)

@@ -1,21 +1,23 @@
 """Speculation in numbers, as Prometheus counters and histograms (so that `rate()` works on them)."""
 
-import numpy as np
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
 from ..buckets import TOKEN_SECONDS
 from .acceptance_counters import AcceptanceCounters
 from .buffered import BufferedMetrics
-from .step import Step
+from .optional.part import OptionalPart
+from .step import StepDrafts
 
 PLANNER_BUCKETS = (2e-5, 5e-5, 1e-4, 1.5e-4, 2e-4, 3e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2)
 
 
-class SpeculationMetrics(BufferedMetrics):
+class SpeculationMetrics(BufferedMetrics, OptionalPart):
     """Counts tokens drafted, verified and accepted by decode steps, and the planner's expectations.
 
     registry: a process can register each metric only once in it; tests pass their own.
     """
+
+    part = "metrics"
 
     def __init__(self, gamma: int, drafter: str, registry: CollectorRegistry = REGISTRY):
         super().__init__(registry)
@@ -27,7 +29,7 @@ class SpeculationMetrics(BufferedMetrics):
         self.steps = counter("outrider_decode_steps", "Decode steps of the engine.")
         self.undrafted_steps = counter("outrider_undrafted_steps", "Decode steps that ran without drafting.")
         self.request_steps = counter("outrider_request_steps", "Decode steps summed over the requests in each.")
-        self.drafted = counter("outrider_drafted_tokens", "Tokens proposed by the drafter.")
+        self.drafted_tokens = counter("outrider_drafted_tokens", "Tokens proposed by the drafter.")
         self.budget = counter(
             "outrider_budget_tokens", "Drafted tokens that the planner allowed, where it set a bound."
         )
@@ -75,49 +77,35 @@ class SpeculationMetrics(BufferedMetrics):
         self.prefill_tokens.observe(tokens)
         self.prefill_seconds.observe(seconds)
 
-    def observe_pause(self, seconds: float) -> None:
-        """Count a pause between decode steps."""
-        self.stream_pauses.observe(seconds)
+    def drafted(self, drafts: StepDrafts) -> None:
+        self.count(drafts)
+        self.draft_seconds.inc(drafts.admission.draft_seconds or 0.0)
+        self.planner_seconds.observe(drafts.planner_seconds)
 
-    def observe_step(
-        self,
-        step: Step,
-        confidence: np.ndarray,
-        classes: np.ndarray,
-        draft_lens: np.ndarray,
-        verify_lens: np.ndarray,
-        accept_lens: np.ndarray,
-        tokens: np.ndarray,
-    ) -> None:
-        """Count a step. confidence: [R, gamma], calibrated. Other arrays: [R]. classes: places in
-        `calibration.classes.CLASSES`. accept_lens: accepted drafts plus one. tokens: committed, fewer than accept_lens
-        if an answer ends."""
-        requests, verified = len(classes), sum(verify_lens.tolist())  # Python's sums are faster for a few numbers
-        accepted = sum(accept_lens.tolist()) - requests
+    def count(self, drafts: StepDrafts) -> None:
+        """Count the tokens of a step."""
+        budget, requests = drafts.step.budget.tokens, len(drafts.classes)
+        verified = sum(drafts.verify_lens.tolist())  # Python's sums are faster for a few numbers
+        accepted = sum(drafts.accept_lens.tolist()) - requests
         self.steps.inc()
         self.request_steps.inc(requests)
-        self.drafted.inc(sum(draft_lens.tolist()))
+        self.drafted_tokens.inc(sum(drafts.draft_lens.tolist()))
         self.verified.inc(verified)
         self.accepted.inc(accepted)
         self.wasted.inc(verified - accepted)
-        if not step.drafts:
+        if not drafts.step.drafts:
             self.undrafted_steps.inc()
-        if step.budget.tokens is not None:
-            self.budget.inc(step.budget.tokens)
-        for count in tokens.tolist():
+        if budget is not None:
+            self.budget.inc(budget)
+        for count in drafts.tokens.tolist():
             self.accepted_length.observe(count)
         if verified:
-            self.acceptance.observe(confidence, classes, verify_lens, accept_lens)
+            self.acceptance.observe(drafts.confidence, drafts.classes, drafts.verify_lens, drafts.accept_lens)
         self.flush_if_due()
 
     def flush(self) -> None:
         self.acceptance.flush()
         super().flush()
-
-    def observe_draft_and_planner(self, draft_seconds: float, planner_seconds: float) -> None:
-        """Count the time that a decode step spent drafting and planning."""
-        self.draft_seconds.inc(draft_seconds)
-        self.planner_seconds.observe(planner_seconds)
 
     def observe_time(self, seconds: float, predicted: float | None) -> None:
         """Count a decode step's time and the time that the cost model predicted; None without a cost model."""

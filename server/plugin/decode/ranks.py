@@ -1,10 +1,8 @@
 """Broadcasts from the first tensor-parallel rank of an engine, which makes all decisions, to the other ranks.
 
-Each rank computes its part of the target's forward, so all must run and keep the same tokens. Clocks, random seeds and
-the rounding of confidences and probabilities differ between ranks, so only one rank makes decisions that depend on
-them. A step has two broadcasts between devices: the tokens to verify, before the forward, and the results, after it. If
-the size of the token bucket is decided before the lengths, hosts exchange that size: every rank then replays the same
-graph, and no host waits for its device.
+All ranks must run and keep the same tokens, but clocks, seeds and the rounding of probabilities differ between them. A
+step has two broadcasts between devices: the tokens to verify and the results. If the size of the token bucket is
+decided before the lengths, hosts exchange it: every rank replays the same graph, and no host waits for its device.
 """
 
 import math
@@ -36,9 +34,9 @@ class Ranks:
         self.group.broadcast(received)
         return tuple(part.view(shape) for part, shape in zip(received.split(sizes), shapes, strict=True))
 
-    def broadcast_bucket(self, bucket: int) -> None:
-        """Send the number of tokens of the step's forward from the first rank."""
-        if self.group.world_size > 1:
+    def broadcast_bucket(self, bucket: int | None) -> None:
+        """Send the number of tokens of the step's forward from the first rank; None: steps have no buckets."""
+        if self.group.world_size > 1 and bucket is not None:
             self._between_hosts(torch.tensor(bucket))
 
     def receive_bucket(self) -> int:

@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,45 +19,38 @@ from .logit_rules import changes_logits, stop_tokens
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """Entries of the requests in `rows` [R], in their order."""
+    """Entries of R requests, in their order.
 
-    rows: np.ndarray
-    limits: np.ndarray
+    view: without contexts. numbers: without the columns in which all are 0. The rest: as in the table.
+    """
+
+    view: StepView
     lengths: np.ndarray
     planned: np.ndarray
-    generations: np.ndarray
-    levels: np.ndarray
-    progress: np.ndarray
-    ruled: np.ndarray | None
-    sets: np.ndarray
-    corpora: torch.Tensor | None
-    adapters: np.ndarray | None
+    numbers: dict[str, np.ndarray]
     all_planned: bool
     any_level: bool
 
+    def tensor(self, column: str) -> torch.Tensor | None:
+        """Return numbers on the host; None: all are 0."""
+        return torch.from_numpy(self.numbers[column]) if column in self.numbers else None
+
 
 class RequestTable:
-    """Options and state of the requests, by row; `context`: positions that a text may have. On the device, for the
-    forward:
+    """Options and state of the requests, by row; `context`: positions that a text may have.
 
-    seeds: [rows] int64, of the request's random numbers. seeded: [rows] bool, it came with the request.
-    ends: [rows, E] int64, tokens that end the answer, filled up with -1.
-    prompts: [rows] int64, tokens of the prompt.
+    On the device, seeds: [rows] int64, of random numbers. seeded: [rows] bool, it came with the request.
+    ends: [rows, E] int64, tokens that end the answer, filled up with -1. prompts: [rows] int64, tokens of the prompt.
 
-    On the host, for the planner:
-
-    limits: [rows] int64, drafted tokens per step, at most; 0 without speculation.
-    lengths: [rows] int64, tokens of prompt and answer, at most.
-    planned: [rows] bool; False means that every drafted token is verified, whatever the planner says.
-    ruled: [rows] bool, has rules for its logits (`logit_rules.changes_logits`).
-    traced: [rows] bool, wants to know who made each of its tokens.
-    sets: [rows] int64, the set of weights that drafts for it (`owner_drafters.py`).
-    corpora: [rows] int64, the corpus of other texts that is looked up for it (`texts.py`).
-    adapters: [rows] int64, its LoRA adapter (`adapters.py`); 0: the model alone.
-    greedy, given: [rows] bool, of temperature 0; with a seed that came with the request.
-    generations: [rows] int64, counts the prefills of a row, to tell a new request from the old one.
-    levels: [rows] tokens per second required; 0 without a service level.
-    generated: [rows] int64, tokens since the prefill; started: [rows] seconds on the host's clock, of the prefill.
+    On the host, [rows] each, limits: drafted tokens per step, at most; 0 without speculation.
+    lengths: tokens of prompt and answer, at most. planned: False: every drafted token is verified.
+    ruled: has rules for its logits (`logit_rules.changes_logits`).
+    numbers: written by the optional parts: "sets" of weights that draft for it, "corpora" of other texts that it looks
+        up, "adapters" (LoRA), "traced"; 0: none.
+    greedy, given: of temperature 0; with a seed that came with the request.
+    generations: counts the prefills of a row, to tell a new request from the old one.
+    levels: tokens per second required; 0 without a service level. generated: tokens since the prefill.
+    started: seconds on the host's clock, of the prefill.
     """
 
     def __init__(self, rows: int, gamma: int, device: Any, context: int = 1 << 30):
@@ -72,10 +65,7 @@ class RequestTable:
         self.lengths = np.zeros(rows, dtype=np.int64)
         self.planned = np.ones(rows, dtype=bool)
         self.ruled = np.zeros(rows, dtype=bool)
-        self.traced = np.zeros(rows, dtype=bool)
-        self.sets = np.zeros(rows, dtype=np.int64)
-        self.corpora = np.zeros(rows, dtype=np.int64)
-        self.adapters = np.zeros(rows, dtype=np.int64)
+        self.numbers = {name: np.zeros(rows, dtype=np.int64) for name in ("sets", "corpora", "adapters", "traced")}
         self.generations = np.zeros(rows, dtype=np.int64)
         self.greedy = np.zeros(rows, dtype=bool)
         self.given = np.zeros(rows, dtype=bool)
@@ -99,7 +89,6 @@ class RequestTable:
         self.lengths[at] = prompts + [req.sampling_params.max_new_tokens for req in reqs]
         self.planned[at] = [option.planned for option in options]
         self.ruled[at] = [changes_logits(req.sampling_params) for req in reqs]
-        self.traced[at] = [option.trace for option in options]
         self.levels[at] = [option.min_tokens_per_second or 0.0 for option in options]
         self.generations[at] += 1
         self.started[at] = time.perf_counter()
@@ -111,11 +100,11 @@ class RequestTable:
         self.given[at] = [seed is not None for seed in given]
         self.greedy[at] = [req.sampling_params.top_k == 1 for req in reqs]  # so SGLang marks temperature 0
         self.seeded[rows.long()] = upload(self.given[at], self.device)
-        found = [[] if req.sampling_params.ignore_eos else sorted(stop_tokens(req)) for req in reqs]
-        if (more := max(map(len, found)) - self.ends.shape[1]) > 0:
+        stops = [[] if req.sampling_params.ignore_eos else sorted(stop_tokens(req)) for req in reqs]
+        if (more := max(map(len, stops)) - self.ends.shape[1]) > 0:
             self.ends = torch.nn.functional.pad(self.ends, (0, more), value=-1)
         ends = np.full((len(reqs), self.ends.shape[1]), -1, dtype=np.int64)
-        for row, tokens in zip(ends, found, strict=True):
+        for row, tokens in zip(ends, stops, strict=True):
             row[: len(tokens)] = tokens
         self.ends[rows.long()] = upload(ends, self.device)
 
@@ -132,26 +121,18 @@ class RequestTable:
 
     def entries(self, rows: np.ndarray) -> Entries:
         """Entries of the requests in `rows` [R], gathered once for consecutive steps of the same ones."""
-        found = self._running
-        if found is not None and np.array_equal(found.rows, rows):
-            return found
-        planned, levels = self.planned[rows], self.levels[rows]
-        ruled, corpora, adapters = self.ruled[rows], self.corpora[rows], self.adapters[rows]
-        self._running = Entries(
-            rows=rows,
-            limits=self.limits[rows],
-            lengths=self.lengths[rows],
-            planned=planned,
-            generations=self.generations[rows],
-            levels=levels,
-            progress=np.full(len(rows), np.inf),
-            ruled=ruled if ruled.any() else None,
-            sets=self.sets[rows],
-            corpora=torch.from_numpy(corpora) if corpora.any() else None,
-            adapters=adapters if adapters.any() else None,
-            all_planned=bool(planned.all()),
-            any_level=bool(levels.any()),
-        )
+        if self._running is not None and np.array_equal(self._running.view.rows, rows):
+            return self._running
+        planned, levels, ruled = self.planned[rows], self.levels[rows], self.ruled[rows]
+        numbers = {name: column[rows] for name, column in self.numbers.items()}
+        numbers = {name: column for name, column in numbers.items() if column.any()}
+        view = StepView(
+            rows=rows, generations=self.generations[rows], contexts=np.zeros_like(rows), limits=self.limits[rows],
+            levels=levels, progress=np.full(len(rows), np.inf), ruled=ruled if ruled.any() else None,
+            groups=numbers.get("adapters"),
+        )  # fmt: skip
+        every, level = bool(planned.all()), bool(levels.any())
+        self._running = Entries(view, self.lengths[rows], planned, numbers, all_planned=every, any_level=level)
         return self._running
 
     def view(self, entries: Entries, contexts: np.ndarray, unsure: int = 0) -> StepView:
@@ -160,23 +141,12 @@ class RequestTable:
         room = entries.lengths - (contexts - unsure) - 2  # after the anchor, with one target token at the end
         if unsure:
             room = np.minimum(room, self.context - contexts - 1)
-        limits = np.minimum(np.maximum(room, 0), entries.limits)
-        return StepView(
-            rows=entries.rows,
-            generations=entries.generations,
-            contexts=contexts,
-            limits=limits,
-            levels=entries.levels,
-            progress=self._speeds(entries.rows) if entries.any_level else entries.progress,
-            ruled=entries.ruled,
-            groups=entries.adapters,
-        )
-
-    def _speeds(self, rows: np.ndarray) -> np.ndarray:
-        """Return [R] tokens per second of the requests so far; inf for requests that have just started."""
-        had = self.generated[rows]
-        seconds = np.maximum(time.perf_counter() - self.started[rows], 1e-9)
-        return np.where(had > 0, had / seconds, np.inf)
+        view = replace(entries.view, contexts=contexts, limits=np.minimum(np.maximum(room, 0), entries.view.limits))
+        if entries.any_level:  # tokens per second so far; inf for requests that have just started
+            had = self.generated[view.rows]
+            seconds = np.maximum(time.perf_counter() - self.started[view.rows], 1e-9)
+            view = replace(view, progress=np.where(had > 0, had / seconds, np.inf))
+        return view
 
     def take(self, view: StepView, accept_lens: np.ndarray) -> None:
         """Count the tokens [R] of a step, except for requests that no longer hold their row."""
@@ -186,11 +156,9 @@ class RequestTable:
 
 
 def rows_and_lengths(batch: Any, width: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return rows and cached tokens of the batch's requests, and how many fewer tokens there may be. Does not wait for
-    the device.
+    """Return rows and cached tokens of the batch's requests, and how many fewer tokens there may be.
 
-    If SGLang does not read the lengths back, they are the lengths at the last result plus the tokens that the running
-    step may add: from one to `width`.
+    If SGLang does not read lengths back, the last known ones count, plus the tokens that the running step may add.
     """
     rows = batch.req_pool_indices_cpu.numpy().astype(np.int64)
     if batch.seq_lens_cpu is not None:

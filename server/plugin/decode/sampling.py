@@ -17,7 +17,7 @@ from outrider.kernels.noise import Purpose, draft_keys, streams, substreams, uni
 from outrider.kernels.sampling import Rules, argmax, draw_tokens, target_probs
 from outrider.scheduler.calibration.classes import classes_of
 
-from ..spec_inputs import FlatVerify
+from .flatten import FlatVerify
 from .requests import RequestTable
 
 
@@ -135,8 +135,8 @@ class Sampling:
         seeds = self.seeds[request]
         keys = streams(seeds, positions + 1, Purpose.TOKEN) if self.any_seeded else None
         if keys is None or not self.all_decided:
-            own = streams(seeds, positions, Purpose.FINAL)
-            keys = own if keys is None else torch.where(self.seeded[request], keys, own)
+            step_keys = streams(seeds, positions, Purpose.FINAL)
+            keys = step_keys if keys is None else torch.where(self.seeded[request], keys, step_keys)
         return draw_tokens(logits, rows, self.rules.of(request), keys)
 
 
@@ -144,17 +144,17 @@ class RunningSampling:
     """Sampling of the running batch and the classes of its drafts. Computed anew only when the requests change, which
     changes SGLang's tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, requests: RequestTable, *, by_block: bool) -> None:
+        self._requests, self._by_block = requests, by_block
         self._last: tuple[torch.Tensor, Sampling, torch.Tensor] | None = None
 
-    def of(
-        self, batch: Any, rows: torch.Tensor, requests: RequestTable, *, by_block: bool
-    ) -> tuple[Sampling, torch.Tensor]:
-        """batch: SGLang's batch, with its requests in `rows` [R]."""
-        mark = batch.sampling_info.temperatures
+    def of(self, scheduled: Any, rows: torch.Tensor) -> tuple[Sampling, torch.Tensor]:
+        """scheduled: SGLang's batch, with its requests in `rows` [R]."""
+        mark, requests = scheduled.sampling_info.temperatures, self._requests
         if self._last is None or self._last[0] is not mark:
             seeded = requests.seeded[rows]
-            kinds = requests.kinds(batch.req_pool_indices_cpu.numpy())
-            made = Sampling.of(batch.sampling_info, requests.seeds[rows], seeded, kinds, by_block=by_block)
+            kinds = requests.kinds(scheduled.req_pool_indices_cpu.numpy())
+            given = scheduled.sampling_info, requests.seeds[rows], seeded, kinds
+            made = Sampling.of(*given, by_block=self._by_block)
             self._last = mark, made, classes_of(made.rules.temperatures, seeded)
         return self._last[1:]

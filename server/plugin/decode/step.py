@@ -1,22 +1,22 @@
-"""Records of a decode step: begun, drafted, decided, over. Each is created once, from the one before and new data.
+"""Records of a decode step: begun, drafted, decided. Each is created once, from the one before and new data.
 
 The latest records are kept to measure step costs and fit calibrations.
 """
 
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import torch
 
 from outrider.scheduler.calibration.records import Recorder
+from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.contract import Budget, StepView
 from outrider.scheduler.cost.prefill import PrefillPoint
 
-from .readback import PendingCopy
+from ..cuda.readback import PendingCopy, StepEnd
 from .requests import Entries
-from .step_clock import StepEnd
 
 RECORDED_REQUEST_STEPS = 1 << 15
 RECORDED_STEPS = 1 << 12
@@ -27,12 +27,9 @@ RECORDED_PREFILLS = 1 << 8
 class Step:
     """A step of R requests that has begun.
 
-    view, budget: the planner's input and output. draft_mask: [R] bool, requests for which the drafter's model may
-        draft.
-    entries: the requests' entries in their table.
+    view, budget: the planner's input and output. draft_mask: [R] bool, the drafter's model may draft for a request.
     classes: [R] int64, place in `calibration.classes.CLASSES` of a model's drafts. began: seconds on the host's clock.
-    planner_seconds: the planner's time so far.
-    bucket: tokens of its forward, padding included; None: as many as are verified.
+    planner_seconds: the planner's time so far. bucket: tokens of its forward; None: as many as are verified.
     """
 
     view: StepView
@@ -87,40 +84,78 @@ class Admission:
 
 
 @dataclass(slots=True, eq=False)
-class Outcome:
-    """A step after acceptance, in tensors of the host.
+class StepDrafts:
+    """A step after acceptance: its drafts and their outcome.
 
-    accept_lens: [R] int64 in 1..gamma+1, accepted drafts plus the target's token.
-    arrival: the copy after which the tensors may be read; None: at once.
+    admission: in tensors of the host. accepted: [R] int64 in 1..gamma+1, accepted drafts plus the target's token.
+    arrival: the copy after which these may be read; None: at once.
     ended: end of the step on a GPU. seconds: time until the next decode step on a CPU; None if not known (yet).
+
+    `read` makes arrays of both. tokens: [R], committed, fewer than accept_lens if an answer ends. tells: [R] bool,
+    drafts that were verified and accepted by the model's own probabilities. calibration: of drafts for the model.
+    planner_seconds: of the planner.
     """
 
     admission: Admission
-    accept_lens: torch.Tensor
+    accepted: torch.Tensor
     arrival: PendingCopy | None = None
     ended: StepEnd | None = None
     seconds: float | None = None
+    raw: np.ndarray = field(init=False)
+    confidence: np.ndarray = field(init=False)
+    classes: np.ndarray = field(init=False)
+    draft_lens: np.ndarray = field(init=False)
+    verify_lens: np.ndarray = field(init=False)
+    accept_lens: np.ndarray = field(init=False)
+    tokens: np.ndarray = field(init=False)
+    tells: np.ndarray = field(init=False)
+    calibration: CalibrationTable | None = None
+    planner_seconds: float = 0.0
+
+    def read(self) -> None:
+        """Make the arrays."""
+        admission = self.admission
+        self.raw, self.confidence = admission.raw.float().numpy(), admission.confidence.float().numpy()
+        self.classes, self.draft_lens = admission.classes.numpy(), admission.draft_lens.numpy()
+        self.verify_lens, self.accept_lens = admission.verify_lens.numpy(), self.accepted.numpy()
+        self.tokens, self.tells = self.accept_lens, self.verify_lens > 0
+        if admission.ends is not None:
+            self.tokens = np.minimum(self.accept_lens, admission.ends.numpy())
+        if self.step.view.ruled is not None:  # their own rules change acceptance: not for calibration
+            self.tells &= ~self.step.view.ruled
 
     @property
     def step(self) -> Step:
         return self.admission.step
 
     @property
-    def tokens(self) -> int:
+    def drafted(self) -> bool:
+        return self.admission.ends is not None
+
+    @property
+    def forward_tokens(self) -> int:
         """Tokens of the forward: verified over all requests, anchors included, or the step's bucket."""
         if self.step.bucket is not None:
             return self.step.bucket
-        verify_lens = self.admission.verify_lens.numpy()
-        return len(verify_lens) + int(verify_lens.sum())
+        return len(self.verify_lens) + int(self.verify_lens.sum())
+
+    def numbers(self, column: str) -> np.ndarray | None:
+        """Return the requests' numbers [R] in a column of their table; None: all are 0."""
+        return self.step.entries.numbers.get(column)
+
+    def outcome(self, which: Any) -> tuple[np.ndarray, ...]:
+        """Return the arrays of `DrafterWatch.observe`, of these requests."""
+        arrays = self.confidence, self.classes, self.draft_lens, self.verify_lens, self.accept_lens
+        return tuple(array[which] for array in arrays)
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
     """Size and time of a step that is over.
 
-    tokens: of the forward, see `Outcome.tokens`. context: cached tokens, summed over the requests.
+    tokens: of the forward, see `StepDrafts.forward_tokens`. context: cached tokens, summed over the requests.
     drafting: requests for which the drafter's model drafted; on a GPU, the requests that its graph holds.
-    seconds: of the step, drafting included, see `step_clock`. draft_seconds: spent drafting; None: not known.
+    seconds: of the step, drafting included, see `cuda/readback.py`. draft_seconds: spent drafting; None: not known.
     """
 
     requests: int
@@ -149,7 +184,7 @@ class Recording:
         """The records as one list per field, for another process."""
         blocks = self.blocks.records()
         return {
-            "steps": {field.name: [getattr(step, field.name) for step in self.steps] for field in fields(StepTime)},
+            "steps": {each.name: [getattr(step, each.name) for step in self.steps] for each in fields(StepTime)},
             "prefills": [point.to_json() for point in self.prefills],
             "records": {
                 "confidence": blocks.confidence.tolist(),

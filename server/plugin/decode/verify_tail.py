@@ -18,12 +18,12 @@ from outrider.kernels.ragged import commit, copy_all
 from outrider.kernels.sampling import Rules
 from outrider.scheduler.buckets import TokenBuckets
 
+from .flatten import FlatVerify, StepBatch
 from .logit_rules import has_rules
 
 if TYPE_CHECKING:  # tests/gpu/kernels run without SGLang
     from outrider.drafters.base import Draft
 
-    from ..spec_inputs import FlatVerify
     from .sampling import Sampling
 
 Observe = Callable[[torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -91,18 +91,17 @@ class VerifyTail:
         parts = accepted, accept_lens, new_seq_lens, bonus
         self._results[tokens] = torch.cat([each for part in parts for each in (part.flatten(), filler)])
 
-    def takes(
-        self, batch: Any, sampling: Sampling, draft: Draft, verify_lens: torch.Tensor, flat: FlatVerify, alone: bool
-    ) -> bool:
+    def takes(self, batch: StepBatch) -> bool:
         """Return True if the graph of the verification can accept and commit the step, and prepare its next replay for
-        it; else make the next replay write no results. alone: as in `open`."""
-        ruled = has_rules(batch.reqs, batch.sampling_info)
+        it; else make the next replay write no results."""
+        draft, sampling, verify_lens, flat = batch.draft, batch.sampling, batch.verify_lens, batch.flat
+        ruled = has_rules(batch.scheduled.reqs, batch.scheduled.sampling_info)
         graph = self._buckets.has_graph(len(verify_lens), len(flat.request))
         readable = draft.probs is None or draft.probs is self._q or sampling.all_decided
         if ruled or not (readable and graph):
             self.close()
             return False
-        self.open(draft, sampling, verify_lens, flat, alone=alone)
+        self.open(draft, sampling, verify_lens, flat, alone=batch.alone)
         return True
 
     def open(

@@ -1,9 +1,9 @@
 """Every variant of the kernels of a decode step, compiled on a GPU before the server is ready.
 
-Triton compiles a kernel at its first call, which takes seconds and would stop all running requests. It compiles a
-variant for each combination of types, alignment of addresses, numbers that are 1 or multiples of 16, and constants. In
-a step these depend on the power of two that holds the requests, on whether a model has drafted, and on whether q is
-written. So one step of every such kind runs here, without graphs, on a row of the page table that no request uses.
+Triton compiles a kernel at its first call, for seconds, with a variant for each combination of types, alignment,
+numbers that are 1 or multiples of 16, and constants. In a step these depend on the power of two that holds the
+requests, on whether a model has drafted, and on whether q is written. One step of every such kind runs here, without
+graphs, on a row of the page table that no request uses.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from outrider.kernels.drafts import admit, weigh_drafts
 from outrider.kernels.ragged import commit
 from outrider.kernels.sampling import Rules
 
-from ..spec_inputs import FlatVerify, flatten
+from .flatten import FlatVerify, flatten
 from .sampling import Sampling
 
 WHOLE = 64
@@ -49,7 +49,7 @@ def run_all(shapes: Shapes, drafter: Drafter | None) -> None:
             step(requests, sampling, shapes, drafter)
     for requests in numbers_of_requests(shapes.requests):
         if requests > WHOLE:
-            laid_out(undrafted(requests, shapes), shapes)
+            laid_out(Draft.nothing(requests, shapes.gamma, shapes.page_table.device), shapes)
 
 
 def samplings(requests: int, shapes: Shapes) -> Iterator[Sampling]:
@@ -82,14 +82,9 @@ def laid_out(draft: Draft, shapes: Shapes) -> tuple[torch.Tensor, FlatVerify]:
     return lens, flatten(nothing, draft.tokens, lens, nothing, shapes.page_table, nothing, 2 * len(nothing))
 
 
-def undrafted(requests: int, shapes: Shapes) -> Draft:
-    block = torch.zeros((requests, shapes.gamma), device=shapes.page_table.device)
-    return Draft(block.long(), block[:, 0].long(), block)
-
-
 def drafts(requests: int, sampling: Sampling, shapes: Shapes, drafter: Drafter | None) -> Iterator[Draft]:
     """Yield an empty draft, then the drafter's, lookups included."""
-    yield undrafted(requests, shapes)
+    yield Draft.nothing(requests, shapes.gamma, shapes.page_table.device)
     if drafter is None:
         return
     nothing = torch.zeros(requests, dtype=torch.int64, device=shapes.page_table.device)

@@ -226,7 +226,7 @@ class PromptReader:
         elif batch.forward_mode.is_decode():
             self.pauses.observe_step(seconds)
             if planning is not None and self._resumed:
-                planning.metrics.observe_pause(now - self._resumed)
+                planning.metrics.stream_pauses.observe(now - self._resumed)
             self._resumed = now
 
 

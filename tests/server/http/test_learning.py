@@ -18,7 +18,7 @@ from outrider.scheduler.calibration.table import Calibration, CalibrationTable
 from outrider.server.http import learning
 from outrider.server.http.learning import Learning
 from outrider.server.plugin import worker_rpc
-from outrider.server.plugin.decode.learning import Exchange
+from outrider.server.plugin.decode.optional.learning import Exchange
 
 
 class Engines:

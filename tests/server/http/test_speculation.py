@@ -13,7 +13,7 @@ from tokenizers.models import BPE
 
 from outrider.server.http.answers.schemas import ChatAnswer, TextAnswer
 from outrider.server.http.answers.speculation import KEY, TokenTrace, add_totals
-from outrider.server.plugin.decode.trace import LOOKUP, MAKERS, TARGET
+from outrider.server.plugin.decode.optional.trace import LOOKUP, MAKERS, TARGET
 
 REPEATING = "Say it again and again: the fox ran, the fox ran, the fox ran, the fox"
 TRACE = {"speculation": {"trace": True}}

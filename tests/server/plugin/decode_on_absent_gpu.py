@@ -25,7 +25,7 @@ from tiny_eagle import AUTHORS, DRAFTED, LAYER_IDS
 from tiny_mtp import LAYOUTS as MTP_LAYOUTS
 from tiny_mtp import SHAPE
 
-from outrider.drafters.base import Draft, Drafter
+from outrider.drafters.base import Drafter
 from outrider.drafters.block import graphs
 from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.block.model import BlockModel
@@ -50,19 +50,19 @@ from outrider.scheduler.buckets import TokenBuckets
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.server.plugin.config import PluginConfig
-from outrider.server.plugin.decode import warm_up
+from outrider.server.plugin.decode import flatten as flattening
+from outrider.server.plugin.decode import leader, warm_up
 from outrider.server.plugin.decode import worker as worker_module
 from outrider.server.plugin.decode.boundary import Boundary
 from outrider.server.plugin.decode.follower import FollowerWorker
-from outrider.server.plugin.decode.learning import Exchange
-from outrider.server.plugin.decode.logit_rules import LogitRules
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
+from outrider.server.plugin.decode.optional.learning import Exchange
+from outrider.server.plugin.decode.optional.part import OptionalParts
+from outrider.server.plugin.decode.optional.trace import Tracing
+from outrider.server.plugin.decode.plan import StepPlanner
 from outrider.server.plugin.decode.ranks import Ranks
 from outrider.server.plugin.decode.requests import RequestTable
-from outrider.server.plugin.decode.sampling import RunningSampling
-from outrider.server.plugin.decode.step_planner import StepPlanner
-from outrider.server.plugin.decode.verify_tail import VerifyTail
-from outrider.server.plugin.spec_inputs import Layouts
+from outrider.server.plugin.decode.verify import VerifyStage
 
 POOL, CONTEXT, SLOTS, REQUESTS = 80, 128, 600, 3
 MANY, ASKING = 80, (2, 3, 16, 33, 65)
@@ -176,43 +176,44 @@ def make_worker(
     """layers: of the drafter, if not its own number."""
     drafter, _, rank = drafter.partition(", rank ")
     worker = Worker.__new__(OtherRank if rank == "2 of 2" else Worker)
-    worker.device, worker._direct, worker._direct_sought = device, None, True
-    worker._sampling, worker._layouts = RunningSampling(), Layouts()
+    worker.device = device
     worker.config = PluginConfig(drafter=drafter, planner=planner, initial_tokens=3 if BEGUN in drafter else 0)
     worker.ranks = TwoRanks(device) if rank else Ranks(SimpleNamespace(world_size=1), device)
     worker.drafter = make_drafter(drafter, device, layers)
     with absent_gpu.watching():
         worker.drafter.allocate(SLOTS)
     worker.width = worker.drafter.gamma + 1
-    worker.history = SlotTokens(SLOTS, device)
     worker.requests = RequestTable(POOL, worker.width - 1, device)
     cost = StepCost([Point(1, n, 0, (1e-3 + 1e-5 * n,)) for n in range(1, 9)])
     metrics = SpeculationMetrics(worker.width - 1, drafter, CollectorRegistry())
     made = registry.make(planner, gamma=worker.width - 1, threshold=0.3, cost=cost)
     buckets = TokenBuckets(POOL, worker.width)
     worker.exchange, worker.optional = Exchange(PluginConfig(), worker.drafter), Boundary()
-    watch = worker.exchange.watch
-    worker.planning = StepPlanner(made, None, worker.requests, metrics, device, buckets, watch=watch)
-    page_table = torch.zeros(POOL, CONTEXT, dtype=torch.int32, device=device)
-    worker.req_to_token_pool = SimpleNamespace(req_to_token=page_table, size=POOL)
-    worker.rules = LogitRules(worker.history, page_table)
-    worker.tail = None
-    if drafter.endswith(IN_GRAPHS):
-        room = worker.drafter.reserve_probs(GRAPHS[-1])
-        with mock.patch.object(graphs, "GraphRecorder", return_value=record):
-            worker.drafter.capture(GRAPHS, page_table)
-        worker.tail = VerifyTail(buckets, worker._observe, device, room)
-    worker._nothing = Draft.nothing(0, worker.width - 1, device)
-    runner = SimpleNamespace(attn_backend=None, shared_read_done_event=None)
+    worker.by_owner = None
+    worker.parts = OptionalParts(worker.optional, [metrics, worker.exchange, Tracing(worker.optional)])
+    worker.planning = StepPlanner(made, None, worker.requests, metrics, device, buckets, parts=worker.parts)
+    worker.page_table = torch.zeros(POOL, CONTEXT, dtype=torch.int32, device=device)
+    runner = SimpleNamespace(attn_backend=None, shared_read_done_event=None, capture_tail_hooks=[])
     run = lambda batch, **_: forward(worker, batch)  # noqa: E731
     worker._target_worker = SimpleNamespace(model_runner=runner, forward_batch_generation=run)
+    worker.verify = VerifyStage(worker.target_worker, worker.width)
+    worker.verify._direct_sought = True
+    worker.verify.captures_hidden = bool(worker.drafter.target_layers) or worker.drafter.reads_output
+    sizes = GRAPHS if drafter.endswith(IN_GRAPHS) else ()
+    with mock.patch.object(leader, "captured_sizes", return_value=list(sizes)):
+        worker._set_up_stages(runner, SlotTokens(SLOTS, device))
+    if sizes:
+        with mock.patch.object(graphs, "GraphRecorder", return_value=record):
+            worker.drafter.capture(sizes, worker.page_table)
+    else:
+        worker.accept.tail = None
     return worker
 
 
 def outputs(worker: Worker, tokens: int) -> Any:
     """The part of SGLang's `LogitsProcessorOutput` that the worker reads."""
     hidden = None
-    if worker._captures_hidden:
+    if worker.verify.captures_hidden:
         hidden = torch.empty(tokens, 32 * max(len(worker.drafter.target_layers), 1), device=worker.device)
     return SimpleNamespace(
         next_token_logits=torch.empty(tokens, VOCABULARY, device=worker.device), hidden_states=hidden
@@ -225,17 +226,17 @@ def capture(worker: Worker, output: Any, input_ids: Any, slots: Any, positions: 
     padded = SimpleNamespace(
         batch_size=count, seq_lens=seq_lens, input_ids=input_ids, out_cache_loc=slots, positions=positions
     )
-    worker.tail.capture(None, output, padded, len(input_ids))
+    worker.accept.tail.capture(None, output, padded, len(input_ids))
 
 
 def forward(worker: Worker, batch: Any) -> Any:
     tokens = len(batch.input_ids)
     assert batch.spec_info.ragged_verify_layout.graph_num_tokens == tokens
     output = outputs(worker, tokens)
-    if worker.tail is not None:
+    if worker.accept.tail is not None:
         capture(worker, output, batch.input_ids, batch.out_cache_loc, batch.spec_info.positions)
         worker.target_worker.model_runner.shared_read_done_event = absent_gpu.Event()  # as in SGLang's graphs
-    return SimpleNamespace(logits_output=output, can_run_cuda_graph=worker.tail is not None)
+    return SimpleNamespace(logits_output=output, can_run_cuda_graph=worker.accept.tail is not None)
 
 
 def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> list[list[Any]]:
@@ -249,7 +250,9 @@ def steps(worker: Worker, kind: str, lengths: list[int], rows: torch.Tensor) -> 
             worker._decode(batch, published.append, None)
         assert published[0].device == worker.device
         read_late = kind == "penalized"  # rules read the page table after the verification
-        assert (worker.target_worker.model_runner.shared_read_done_event is None) == (read_late or not worker.tail)
+        assert (worker.target_worker.model_runner.shared_read_done_event is None) == (
+            read_late or not worker.accept.tail
+        )
         operations.append(watched.operations)
     return operations
 
@@ -268,11 +271,11 @@ class Replays:
         self.count += 1
 
     def forward(self, worker: Worker, batch: Any) -> Any:
-        if worker.tail is None:
+        if worker.accept.tail is None:
             return forward(worker, batch)
         self.count += 1
         tokens = len(batch.input_ids)
-        if tokens not in worker.tail._results:
+        if tokens not in worker.accept.tail._results:
             forward(worker, batch)
         return SimpleNamespace(logits_output=outputs(worker, tokens), can_run_cuda_graph=True)
 
@@ -299,11 +302,11 @@ def late(drafter: str, device: torch.device, *, without: Any = None) -> tuple[in
         replays = Replays()
         worker = make_worker(drafter, "asynchronous", device, replays.record, layers=1)
         worker._target_worker.forward_batch_generation = lambda batch, **_: replays.forward(worker, batch)
-        for tokens in worker.planning.buckets.graphs[1:] if worker.tail else ():
+        for tokens in worker.planning.buckets.graphs[1:] if worker.accept.tail else ():
             numbers = torch.zeros(tokens, dtype=torch.int64, device=device)
             with absent_gpu.watching():
                 capture(worker, outputs(worker, tokens), numbers, numbers, numbers)
-        shapes = warm_up.Shapes(MANY, worker.req_to_token_pool.req_to_token, VOCABULARY, worker.width - 1, True)
+        shapes = warm_up.Shapes(MANY, worker.page_table, VOCABULARY, worker.width - 1, True)
         with absent_gpu.watching():
             warm_up.run_all(shapes, worker.drafter)
         compiled, missed = len(absent_gpu.KERNELS.compiled) - before, list[str]()
@@ -349,9 +352,9 @@ def main() -> None:
         results[f"{', '.join(case)}, without kernels"] = run(*case, device, with_kernels=False)
     results["late"] = {drafter: late(drafter, device) for drafter in WARMED}
     results["planted late"] = {left: late("dspark", device, without=left) for left in ("greedy", "sampled")}
-    original = worker_module.flatten
+    original = flattening.flatten
     for name, plant in PLANTS.items():
-        worker_module.flatten = lambda anchors, *rest, plant=plant: (plant(anchors), original(anchors, *rest))[1]
+        flattening.flatten = lambda anchors, *rest, plant=plant: (plant(anchors), original(anchors, *rest))[1]
         results[f"planted {name}"] = run("ngram", "verify-all", "greedy", device)
     DiffusionDrafter._propose_each = propose_on_host
     results["planted host"] = run("deer", "verify-all", "greedy", device)

@@ -4,12 +4,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from planning import step_drafts
 from prometheus_client import CollectorRegistry
 
 from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.model import Calibration
 from outrider.scheduler.calibration.table import CalibrationTable, parameters_of_each
-from outrider.server.plugin.decode.adapters import FIRST, AdapterOutcomes
+from outrider.server.plugin.decode.optional.adapters import FIRST, AdapterOutcomes
 from outrider.server.plugin.options import RequestOptions
 
 GAMMA = 3
@@ -20,7 +21,7 @@ def admit(outcomes: AdapterOutcomes, *ids: str | None, learned: str = "") -> np.
     options = [RequestOptions(adapter=each, learned=learned).to_custom_params() for each in ids]
     sampling = [SimpleNamespace(custom_params=params) for params in options]
     reqs = [SimpleNamespace(lora_id=each, sampling_params=one) for each, one in zip(ids, sampling, strict=True)]
-    return np.array([outcomes.admit(req) for req in reqs])
+    return np.array([outcomes.admitted(req) for req in reqs])
 
 
 def show(outcomes: AdapterOutcomes, numbers: np.ndarray, chances: list[float], steps: int) -> None:
@@ -29,8 +30,7 @@ def show(outcomes: AdapterOutcomes, numbers: np.ndarray, chances: list[float], s
     for _ in range(steps):
         accepted = (rng.random((count, GAMMA)) < np.array(chances)[:, None]).cumprod(1).sum(1)
         raw, whole = np.full((count, GAMMA), 0.6, dtype=np.float32), np.full(count, GAMMA)
-        classes, tells = np.zeros(count, dtype=np.int64), np.ones(count, dtype=bool)
-        outcomes.observe(numbers, raw, classes, whole, whole, accepted + 1, tells=tells, otherwise=COMMON)
+        outcomes.drafted(step_drafts(raw, whole, accepted + 1, calibration=COMMON, adapters=numbers))
 
 
 def confidences(outcomes: AdapterOutcomes, numbers: np.ndarray) -> np.ndarray:

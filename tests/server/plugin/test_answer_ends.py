@@ -8,8 +8,8 @@ from planning import request
 from outrider.drafters.base import Draft
 from outrider.scheduler.baselines import VerifyAll
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
+from outrider.server.plugin.decode.plan import StepPlanner
 from outrider.server.plugin.decode.requests import RequestTable
-from outrider.server.plugin.decode.step_planner import StepPlanner
 
 GAMMA = 4
 END, STOP = 7, 9

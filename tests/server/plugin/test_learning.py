@@ -13,7 +13,8 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
 from outrider.drafters.dummy import FixedDrafter
 from outrider.drafters.learning.answers import AnswerReader, AnswerStore
 from outrider.server.plugin.config import PluginConfig
-from outrider.server.plugin.decode.learning import (
+from outrider.server.plugin.decode.boundary import Boundary
+from outrider.server.plugin.decode.optional.learning import (
     OPEN_STORES,
     WATCHED,
     WINDOW,
@@ -22,6 +23,8 @@ from outrider.server.plugin.decode.learning import (
     Exchange,
     OwnerStores,
 )
+from outrider.server.plugin.decode.optional.part import OptionalParts
+from outrider.server.plugin.decode.requests import RequestTable
 from outrider.server.plugin.options import RequestOptions
 
 MODEL, LOOKUP = 0, 1
@@ -97,10 +100,13 @@ def test_exchange_and_back() -> None:
     assert not exchange.take("two")
     assert not exchange.take("bad")
     assert (drafter.folder, exchange.in_use, exchange.refused) == ("two", "two", ["bad"])
-    assert not exchange.take_back_if_worse()
+    plans: list[str] = []
+    exchange.replan = lambda: plans.append(exchange.in_use)
+    exchange.begins()
+    assert not plans
     show(exchange.watch, 100, 0.0)
-    assert exchange.take_back_if_worse()
-    assert (drafter.folder, exchange.in_use, exchange.refused) == ("one", "one", ["bad", "two"])
+    exchange.begins()
+    assert (drafter.folder, exchange.in_use, exchange.refused, plans) == ("one", "one", ["bad", "two"], ["one"])
     assert exchange.take("")
     assert (drafter.folder, exchange.state()["in_use"]) == ("start", "")
 
@@ -112,7 +118,7 @@ def test_a_deleted_drafter_is_not_restored() -> None:
     exchange.take("two")
     drafter.gone = "one"
     show(exchange.watch, 100, 0.0)
-    assert exchange.take_back_if_worse()
+    exchange.begins()
     assert (drafter.folder, exchange.in_use, exchange.refused) == ("start", "", ["one", "two"])
 
 
@@ -145,17 +151,23 @@ def keeping(store: AnswerStore) -> AnswerKeeper:
     return AnswerKeeper(lambda _: store)
 
 
+def admit(keeper: AnswerKeeper, *reqs: Request) -> OptionalParts:
+    """The keeper's server, with requests under way."""
+    parts = OptionalParts(Boundary(), [keeper])
+    parts.admitted(RequestTable(1, 1, "cpu"), [0] * len(reqs), reqs)
+    return parts
+
+
 def test_answers_are_stored_unless_refused_or_aborted(tmp_path: Path) -> None:
     keeper = keeping(AnswerStore(tmp_path, 10_000))
     reqs = [request("a"), request("b", learn=False), request("c", reason=FINISH_ABORT()), request("d", top_k=5)]
     reqs += [request("e", lora_id="an adapter's"), request("f")]
     reqs[-1].multimodal_inputs = SimpleNamespace()  # images, which a drafter does not read
-    for req in [*reqs[:2], *reqs]:  # again, after a retraction
-        keeper.admit(req)
+    parts = admit(keeper, *reqs[:2], *reqs)  # again, after a retraction
     for req in reqs:
-        keeper.finished(req.rid)
-        keeper.finished(req.rid)
-    keeper.save()
+        parts.finished(req.rid)
+        parts.finished(req.rid)
+    parts.save()
     kept = [json.loads(line) for path in (tmp_path / "answers").iterdir() for line in path.read_text().splitlines()]
     assert [(row["prompt_ids"], row["response_ids"], row["temperature"]) for row in kept] == [
         ([1, 2, 3], [4, 5, 6], 0.0),
@@ -169,8 +181,7 @@ def test_an_adapters_answers_are_kept_for_its_learner_alone(tmp_path: Path) -> N
     for number, (lora_id, options) in enumerate(((None, own), ("x", mine), ("y", mine), ("x", own), (None, mine))):
         req = request(str(number), lora_id=lora_id, **options)
         req.origin_input_ids = [number]
-        keeper.admit(req)
-        keeper.finished(req.rid)
+        keeper.finished(req)
     keeper.save()
     kept = {
         name: [answer.prompt_ids for answer in AnswerReader(tmp_path / name).read()] for name in (".", "adapters/a")
@@ -191,8 +202,7 @@ def test_the_scheduler_never_waits_for_a_store(tmp_path: Path) -> None:
     for number in range(2 * OPEN_STORES):
         req = request(str(number), learner=f"keys/{number % (OPEN_STORES + 3)}")
         req.origin_input_ids = [number]
-        keeper.admit(req)
-        keeper.finished(req.rid)
+        keeper.finished(req)
         req.output_ids_through_stop.clear()  # SGLang may reuse the list
     assert not opened
     ready.set()
@@ -204,9 +214,8 @@ def test_the_scheduler_never_waits_for_a_store(tmp_path: Path) -> None:
 
 
 def test_requests_that_end_unnoticed_are_not_held(tmp_path: Path) -> None:
-    keeper = keeping(AnswerStore(tmp_path, 10_000))
-    keeper.admit(request("gone"))
-    assert not list(keeper._running)
+    parts = admit(keeping(AnswerStore(tmp_path, 10_000)), request("gone"))
+    assert not list(parts._running)
 
 
 def test_a_full_disk_is_logged_once_and_harmless(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -217,8 +226,7 @@ def test_a_full_disk_is_logged_once_and_harmless(tmp_path: Path, caplog: pytest.
     keeper = keeping(store)
     reqs = [request(str(number)) for number in range(3)]
     for req in reqs:
-        keeper.admit(req)
-        keeper.finished(req.rid)
+        keeper.finished(req)
     keeper.save()
     assert len([record for record in caplog.records if "cannot be kept" in record.message]) == 1
 

@@ -3,7 +3,7 @@
 import json
 
 import numpy as np
-from planning import step_of
+from planning import step_drafts
 
 from outrider.scheduler.calibration.classes import CLASSES, SOURCES
 from outrider.scheduler.contract import Budget, PlannedCurve
@@ -20,7 +20,9 @@ def test_totals_by_source(registry) -> None:
     classes = np.array([CLASSES.index(case) for case in ("greedy, model", "sampled, model", "seeded, lookup")])
     lens, accepted = np.array([3, 3, 2]), np.array([4, 2, 3])
     for _ in range(2):
-        metrics.observe_step(step_of(3, GAMMA, Budget(True, 9)), confidence, classes, lens, lens, accepted, accepted)
+        metrics.drafted(
+            step_drafts(confidence, lens, accepted, draft_lens=lens, classes=classes, budget=Budget(True, 9))
+        )
         metrics.observe_time(0.5, 0.4)
         metrics.observe_prefill(64, 0.25)
         metrics.flush()

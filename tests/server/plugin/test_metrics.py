@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from planning import step_of
+from planning import step_drafts
 
 from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.contract import Budget
@@ -19,11 +19,10 @@ def metrics(registry):
 
 def observe(metrics, draft_lens, verify_lens, accept_lens, confidence=0.5, budget=None, classes=None, tokens=None):
     count = len(draft_lens)
-    metrics.observe_step(
-        step_of(count, GAMMA, budget),
-        np.full((count, GAMMA), confidence, dtype=np.float32),
-        *map(np.array, (classes or [0] * count, draft_lens, verify_lens, accept_lens, tokens or accept_lens)),
-    )
+    given = {"draft_lens": draft_lens, "classes": classes or [0] * count, "tokens": tokens or accept_lens}
+    arrays = {name: np.array(each) for name, each in given.items()}
+    shown = np.full((count, GAMMA), confidence, dtype=np.float32)
+    metrics.drafted(step_drafts(shown, np.array(verify_lens), np.array(accept_lens), budget=budget, **arrays))
     metrics.flush()
 
 

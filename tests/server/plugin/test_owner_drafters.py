@@ -9,14 +9,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from planning import step_drafts
 
 from outrider.drafters.dummy import FixedDrafter
 from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.model import Calibration
 from outrider.scheduler.calibration.table import CalibrationTable, parameters_of_each
 from outrider.server.plugin.config import PluginConfig
-from outrider.server.plugin.decode.learning import WINDOW
-from outrider.server.plugin.decode.owner_drafters import OwnerDrafters
+from outrider.server.plugin.decode.optional.learning import WINDOW
+from outrider.server.plugin.decode.optional.owner_drafters import OwnerDrafters
 from outrider.server.plugin.options import RequestOptions
 
 GAMMA = 3
@@ -75,13 +76,13 @@ def keys(tmp_path: Path, drafter: SeveralSets) -> OwnerDrafters:
 
 def served_by(keys: OwnerDrafters, drafter: SeveralSets, *requests: Request) -> list[str]:
     """The owner of each request's drafting weights; "": the start's."""
-    return [drafter.sets.get(int(number), "") for number in map(keys.admit, requests)]
+    return [drafter.sets.get(int(number), "") for number in map(keys.admitted, requests)]
 
 
 def test_each_key_is_drafted_by_its_own(keys: OwnerDrafters, drafter: SeveralSets) -> None:
     reqs = [request("a", "0001"), request(""), request("b"), request("b", "0002"), request("a", "0001")]
     assert served_by(keys, drafter, *reqs) == ["a/0001", "", "", "b/0002", "a/0001"]
-    numbers = [keys.admit(req) for req in reqs]  # again, as for chunks of prompts
+    numbers = [keys.admitted(req) for req in reqs]  # again, as for chunks of prompts
     assert numbers[1] == 0
     assert numbers[0] == numbers[4]
     assert len(set(numbers)) == 4
@@ -98,13 +99,13 @@ def test_the_least_recently_used_goes_and_comes_back(keys: OwnerDrafters, drafte
         req = request(learner, "0001")
         assert served_by(keys, drafter, req) == [f"{learner}/0001"]
         assert set(drafter.sets.values()) == there
-        keys.finished(req.rid)
+        keys.finished(req)
 
 
 def test_drafters_of_running_requests_stay(keys: OwnerDrafters, drafter: SeveralSets) -> None:
     first, second, third = (request(learner, "0001") for learner in "abc")
     assert served_by(keys, drafter, first, second, third) == ["a/0001", "b/0001", ""]
-    keys.finished(first.rid)
+    keys.finished(first)
     assert served_by(keys, drafter, third) == ["c/0001"]
     del second, third
     assert served_by(keys, drafter, request("d", "0001")) == ["d/0001"]
@@ -117,10 +118,10 @@ def test_numbers_are_never_reused_for_another_key(keys: OwnerDrafters, drafter: 
         for learner in "abcd":
             for name in ("0001", "0002"):
                 req = request(learner, name)
-                number = keys.admit(req)
+                number = keys.admitted(req)
                 assert seen.setdefault(number, learner) == learner
                 assert {n: own[0] for n, own in drafter.sets.items()}.items() <= seen.items()
-                keys.finished(req.rid)
+                keys.finished(req)
         keys.drop_owner("a")
 
 
@@ -128,7 +129,7 @@ def test_requests_keep_their_drafter_and_later_ones_have_the_new(keys: OwnerDraf
     running = request("a", "0001")
     assert served_by(keys, drafter, running) == ["a/0001"]
     assert served_by(keys, drafter, request("a", "0002"), running) == ["a/0002", "a/0001"]
-    keys.finished(running.rid)
+    keys.finished(running)
     assert served_by(keys, drafter, request("a", "0002")) == ["a/0002"]
 
 
@@ -137,15 +138,15 @@ def show(keys: OwnerDrafters, numbers: list[int], chances: list[float], steps: i
     rng, count = np.random.default_rng(0), len(numbers)
     for _ in range(steps):
         accepted = (rng.random(count) < chances).astype(int)
-        outcome = np.full((count, GAMMA), 0.5), np.zeros(count, int), np.full(count, GAMMA), np.ones(count, int)
-        keys.observe(np.array(numbers), *outcome, accepted + 1)
+        drafts = step_drafts(np.full((count, GAMMA), 0.5), np.ones(count, int), accepted + 1, sets=np.array(numbers))
+        keys.drafted(drafts)
 
 
 def test_a_worse_drafter_is_rolled_back_for_its_key_alone(keys: OwnerDrafters, drafter: SeveralSets) -> None:
-    first, other = keys.admit(request("a", "0001")), keys.admit(request("b", "0001"))
+    first, other = keys.admitted(request("a", "0001")), keys.admitted(request("b", "0001"))
     show(keys, [first, other], [0.9, 0.9], WINDOW)
     promoted = request("a", "0002")
-    second = keys.admit(promoted)
+    second = keys.admitted(promoted)
     show(keys, [second, other], [0.05, 0.05], 100)
     assert keys.state()["refused"] == ["a/0002"]
     assert set(drafter.sets.values()) == {"b/0001"}  # no new drafter, so no comparison
@@ -161,9 +162,9 @@ def test_mismatched_drafters_are_refused(keys: OwnerDrafters, drafter: SeveralSe
 
 def test_a_forgotten_key_begins_anew(keys: OwnerDrafters, drafter: SeveralSets) -> None:
     running = request("a", "0001")
-    before = keys.admit(running)
-    keys.admit(request("a", "0009"))
-    keys.admit(request("b", "0001"))
+    before = keys.admitted(running)
+    keys.admitted(request("a", "0009"))
+    keys.admitted(request("b", "0001"))
     keys.drop_owner("a")
     assert set(drafter.sets.values()) == {"b/0001"}
     assert before not in drafter.sets
@@ -173,7 +174,7 @@ def test_a_forgotten_key_begins_anew(keys: OwnerDrafters, drafter: SeveralSets) 
 
 def test_each_set_has_its_calibration(keys: OwnerDrafters, tmp_path: Path) -> None:
     learned(tmp_path, "e", "0001", shift=2.0)
-    numbers = [keys.admit(req) for req in (request("e", "0001"), request(""), request("a", "0001"))]
+    numbers = [keys.admitted(req) for req in (request("e", "0001"), request(""), request("a", "0001"))]
     common, classes = table(-1.0), torch.tensor([0, 2, 5])
     confidence = torch.full((3, GAMMA), 0.5)
     tables = [keys.table(number) or common for number in numbers]

@@ -21,8 +21,8 @@ from outrider.kernels.drafts import survival_of
 from outrider.scheduler.baselines import Threshold, VerifyAll
 from outrider.scheduler.contract import Budget
 from outrider.scheduler.planner import Asynchronous
+from outrider.server.plugin.decode.flatten import flatten
 from outrider.server.plugin.decode.sampling import Sampling
-from outrider.server.plugin.spec_inputs import flatten
 
 A, B, C, OPEN, LEAD, TO_OPEN, TO_LEAD = range(7)
 GAMMA, SEEDS, LENGTH = 2, 2400, 4

@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
-from outrider.server.plugin.decode.results import HostResult
+from outrider.server.plugin.decode.base import HostResult
 from outrider.server.plugin.hooks import sglang_overhead_patches
 from outrider.server.plugin.hooks.platform import OutriderCpuPlatform
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from outrider.server.plugin.spec_inputs import flatten
+from outrider.server.plugin.decode.flatten import flatten
 
 
 def test_flatten_equals_a_loop_over_requests():

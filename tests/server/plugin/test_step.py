@@ -8,10 +8,10 @@ import pytest
 import torch
 from planning import step_of
 
-from outrider.server.plugin.decode.step import RECORDED_STEPS, Admission, Outcome, Recording, StepTime
+from outrider.server.plugin.decode.step import RECORDED_STEPS, Admission, Recording, StepDrafts, StepTime
 
 
-def outcome(verify_lens: list[int]) -> Outcome:
+def drafts(verify_lens: list[int]) -> StepDrafts:
     count = len(verify_lens)
     confidence = torch.full((count, 4), 0.5)
     admission = Admission(
@@ -27,16 +27,18 @@ def outcome(verify_lens: list[int]) -> Outcome:
         draft_seconds=0.0,
         planner_seconds=0.0,
     )
-    return Outcome(admission, torch.ones(count, dtype=torch.int64))
+    made = StepDrafts(admission, torch.ones(count, dtype=torch.int64))
+    made.read()
+    return made
 
 
 def test_every_request_verifies_its_anchor():
-    assert outcome([3, 0, 1]).tokens == 7
-    assert outcome([0]).tokens == 1
+    assert drafts([3, 0, 1]).forward_tokens == 7
+    assert drafts([0]).forward_tokens == 1
 
 
 def test_records_of_a_step_are_immutable():
-    finished = outcome([1])
+    finished = drafts([1])
     assert finished.step is finished.admission.step
     with pytest.raises(FrozenInstanceError):
         finished.admission.verify_lens = torch.zeros(1)

@@ -8,7 +8,7 @@ from sglang.srt.managers.schedule_batch import FINISH_LENGTH
 
 from outrider.drafters.corpora import OWNERS, Corpora, Name
 from outrider.kernels.cpu import native
-from outrider.server.plugin.decode.texts import TextKeeper
+from outrider.server.plugin.decode.optional.texts import TextKeeper
 from outrider.server.plugin.options import RequestOptions
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
@@ -34,7 +34,7 @@ def ask(keeper: TextKeeper, key: str, adapter: str | None = None, salt: str = ""
         cache_salt=salt,
         multimodal_inputs=None,
     )
-    return keeper.admit(request)
+    return keeper.admitted(request)
 
 
 def test_a_keys_adapters_displace_its_own_texts_alone() -> None:
@@ -73,8 +73,8 @@ def test_an_image_is_no_text(images: int) -> None:
         finished_reason=FINISH_LENGTH(3), multimodal_inputs=SimpleNamespace() if images else None,
         sampling_params=SimpleNamespace(custom_params=RequestOptions(corpus="me").to_custom_params()),
     )  # fmt: skip
-    assert keeper.admit(req) == keeper.admit(req) > 0
-    keeper.finished("a")
+    assert keeper.admitted(req) == keeper.admitted(req) > 0
+    keeper.finished(req)
     ((name, kept),) = keeper.corpora.contents()
     assert name == Name.of("me", "")
     texts = " ".join(map(str, kept.tolist())).split("-1")

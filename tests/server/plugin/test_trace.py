@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from outrider.scheduler.calibration.classes import CLASSES
 from outrider.server.plugin.decode.boundary import Boundary
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
-from outrider.server.plugin.decode.trace import ACROSS, KEY, LOOKUP, MODEL, TARGET, StepTrace
+from outrider.server.plugin.decode.optional.trace import ACROSS, KEY, LOOKUP, MODEL, TARGET, StepTrace
 
 CONFIDENCE = torch.tensor([[0.9, 0.5, 0.25], [0.75, 0.5, 0.1], [0.6, 0.2, 0.1]])
 ACCEPT_LENS = torch.tensor([3, 1, 4])

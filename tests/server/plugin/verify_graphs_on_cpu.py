@@ -38,10 +38,11 @@ from outrider.kernels.sampling import Rules  # noqa: E402
 from outrider.scheduler.buckets import TokenBuckets  # noqa: E402
 from outrider.server.plugin.config import PluginConfig  # noqa: E402
 from outrider.server.plugin.cuda import verify_graphs  # noqa: E402
+from outrider.server.plugin.decode.flatten import flatten  # noqa: E402
 from outrider.server.plugin.decode.sampling import Sampling  # noqa: E402
 from outrider.server.plugin.decode.verify_tail import VerifyTail  # noqa: E402
 from outrider.server.plugin.hooks.algorithm import OutriderAlgorithm  # noqa: E402
-from outrider.server.plugin.spec_inputs import VerifyInput, flatten, ragged_layout  # noqa: E402
+from outrider.server.plugin.spec_inputs import VerifyInput, ragged_layout  # noqa: E402
 
 REQUESTS, CAPTURED, WIDTH, CONTEXT, VOCAB, SIZE = 7, 5, 4, 64, 40, 16
 BUCKETS = TokenBuckets(REQUESTS, WIDTH, CAPTURED)
@@ -179,7 +180,7 @@ def verification(
     count, seq_lens = len(lengths), torch.tensor(lengths)
     anchors, drafts = torch.randint(VOCAB, (count,)), torch.randint(VOCAB, (count, WIDTH - 1))
     flat = flatten(anchors, drafts, verify_lens, seq_lens, runner.attn_backend.page_table, rows, bucket)
-    layout = ragged_layout(flat)
+    layout = ragged_layout(flat.qo_indptr, len(flat.request))
     shown = verify_graphs.shows_hidden_states()
     spec = VerifyInput(flat.positions, verify_lens + 1, WIDTH, shown, layout)
     batch = ForwardBatch(

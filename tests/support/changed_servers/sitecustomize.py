@@ -248,7 +248,7 @@ CHANGES = {
     "swapped-adapters": {"outrider.server.plugin.cpu.direct_forward": swap_adapters},
     "hurries": {
         "outrider.server.http.learning": hurry("LOOK_SECONDS"),
-        "outrider.server.plugin.decode.texts": hurry("SAVE_SECONDS"),
+        "outrider.server.plugin.decode.optional.texts": hurry("SAVE_SECONDS"),
     },
     "profile-costs": {"outrider.scheduler.cost.model": keep_the_profiles_costs},
 }

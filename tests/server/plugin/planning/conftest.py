@@ -9,8 +9,8 @@ from planning import curve_cost
 
 from outrider.scheduler.planner import Asynchronous
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
+from outrider.server.plugin.decode.plan import StepPlanner
 from outrider.server.plugin.decode.requests import RequestTable
-from outrider.server.plugin.decode.step_planner import StepPlanner
 
 
 class Clock:

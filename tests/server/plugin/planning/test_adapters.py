@@ -7,29 +7,24 @@ import pytest
 import torch
 from planned_steps import GAMMA, admit, begin, prefill
 
-from outrider.server.plugin.decode.adapters import AdapterOutcomes
+from outrider.server.plugin.config import PluginConfig
+from outrider.server.plugin.decode.boundary import Boundary
+from outrider.server.plugin.decode.optional.adapters import AdapterOutcomes
+from outrider.server.plugin.decode.optional.learning import Exchange
+from outrider.server.plugin.decode.optional.part import OptionalParts
 
 
 def requested(lora_id):
     return SimpleNamespace(lora_id=lora_id, sampling_params=SimpleNamespace(custom_params=None))
 
 
-class Watch:
-    """Counts the observed drafts."""
-
-    drafts = 0
-
-    def observe(self, confidence, *_):
-        self.drafts += len(confidence)
-
-
 @pytest.fixture
 def planning(make, registry):
-    planner = make()
-    planner.adapters = AdapterOutcomes({"a": SimpleNamespace(lora_name="a")}, GAMMA, registry)
-    planner.watch = Watch()
+    planner, adapters = make(), AdapterOutcomes({"a": SimpleNamespace(lora_name="a")}, GAMMA, registry)
+    planner.exchange = Exchange(PluginConfig(), None)
+    planner.parts = OptionalParts(Boundary(), [planner.metrics, adapters, planner.exchange])
     prefill(planner, 2, 5)
-    planner.requests.adapters[[2, 5]] = [planner.adapters.admit(requested(each)) for each in (None, "a")]
+    planner.requests.numbers["adapters"][[2, 5]] = [adapters.admitted(requested(each)) for each in (None, "a")]
     return planner
 
 
@@ -55,7 +50,7 @@ def test_the_models_own_records_exclude_it(planning):
         step(planning, GAMMA + 1, 1)
     records = planning.state()["records"]
     assert records["accepted"] == [GAMMA] * 20
-    assert planning.watch.drafts == 20
+    assert planning.exchange.watch._weight == 20
 
 
 def test_a_new_request_starts_from_its_adapters_history(planning):

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from planned_steps import GAMMA, HALVED, admit, begin, on_every_device, prefill, run
 
-from outrider.server.plugin.decode.readback import PendingCopy, Readback
+from outrider.server.plugin.cuda.readback import PendingCopy, Readback
 
 
 def test_on_the_host_an_outcome_is_read_when_the_planner_looks_back(make, value):

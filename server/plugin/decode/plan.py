@@ -1,14 +1,13 @@
-"""Runs the planner in a decode step: requests its budget, reports outcomes to it, and records them.
+"""Stage 2, plan: the planner decides how many drafts are verified, and learns from outcomes.
 
 Outcomes are read in batches, before the planner learns or metrics are written: a forward evicts this code from the
-caches, so reading three outcomes costs about as much as reading one. On a GPU they are copied to the host after the
-step's work and read once they have arrived, except for the last step's. The planner never waits for the device, nor the
-device for the planner.
+caches, so reading three outcomes costs about as much as reading one. On a GPU they are copied to the host and read once
+they have arrived, except for the last step's. The planner never waits for the device, nor the device for the planner.
 """
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,17 +23,16 @@ from outrider.scheduler.calibration.online import OnlineCalibration
 from outrider.scheduler.calibration.table import CalibrationTable, parameters_of_each
 from outrider.scheduler.contract import Budget, FinishedStep, PlannedCurve, Planner, StepView
 
+from ..cuda.readback import Readback, StepEnd
 from . import live
-from .adapters import BASE, AdapterOutcomes
 from .boundary import Boundary
-from .learning import DrafterWatch
 from .metrics import SpeculationMetrics
-from .owner_drafters import OwnerDrafters
-from .readback import PendingCopy, Readback
+from .optional.part import OptionalParts
 from .requests import Entries, RequestTable
-from .step import Admission, Outcome, Recording, Step, StepTime
-from .step_clock import StepEnd
+from .step import Admission, Recording, Step, StepDrafts, StepTime
 
+INTS, FLOATS = ("verify_lens", "draft_lens", "ends", "classes"), ("raw", "confidence")
+"""Tensors of an admission."""
 MOST_UNREAD = 16
 """Most steps with unread outcomes."""
 DEVICE_LAG = 1
@@ -44,14 +42,10 @@ DEVICE_LAG = 1
 class StepPlanner:
     """Runs the planner around each decode step: requests a budget before it, reports outcomes after it.
 
-    planner: decides for requests that leave the decision to it. calibration: of the drafter's confidences; None takes
-    them as they are.
-    device: where the steps' tensors live. buckets: sizes of which a step has one; None: any. block, draft_sizes: as in
-        `Planner`.
+    calibration: of the drafter's confidences; None takes them as they are. device: of the steps' tensors.
+    buckets: sizes of which a step has one; None: any. block, draft_sizes: as in `Planner`.
     corrects: outcomes correct the calibration while serving (`Drafter.assesses_itself`).
-    watch: receives outcomes of drafts on a server that learns. by_owner: receives them if keys or adapters have their
-        own drafters, and holds their calibrations. adapters: the same for LoRA adapters.
-    optional: calls parts that may fail while planning continues.
+    parts: receive the outcomes, `metrics` among them; None: `metrics` alone.
     """
 
     def __init__(
@@ -64,29 +58,26 @@ class StepPlanner:
         buckets: TokenBuckets | None = None,
         block: int | None = None,
         draft_sizes: Sequence[int] = (),
-        watch: DrafterWatch | None = None,
-        by_owner: OwnerDrafters | None = None,
-        adapters: AdapterOutcomes | None = None,
         corrects: bool = False,
-        optional: Boundary | None = None,
+        parts: OptionalParts | None = None,
     ):
         self.buckets, self.block, self.draft_sizes = buckets, block, draft_sizes
         self.requests = requests
-        self.metrics = metrics
-        self.optional = optional or Boundary()
+        self.view: Callable[[Entries, np.ndarray, int], StepView] = requests.view
+        self.metrics, self.parts = metrics, parts or OptionalParts(Boundary(), [metrics])
+        self.optional = self.parts.optional
         self.on_host = torch.device(device).type == "cpu"
         self.lag = 0 if self.on_host else DEVICE_LAG
         self.readback = Readback()
         self.recording = Recording(requests.gamma)
-        self.watch, self.by_owner, self.adapters = watch, by_owner, adapters
-        self.corrects = corrects and by_owner is None  # owners' drafters have calibrations of their own
+        self.corrects = corrects
         self._take(planner, calibration)
-        self._last: Outcome | None = None  # the step that lasts until the next one begins; None: it cannot be timed
+        self._last: StepDrafts | None = None  # the step that lasts until the next one begins; None: it cannot be timed
         # On a GPU: the end of the last step, and of the one before the current step; None: other work came between.
         self._ended: StepEnd | None = None
         self._before: StepEnd | None = None
-        self._unread: deque[Outcome] = deque()
-        self._read_steps: deque[tuple[Outcome, FinishedStep]] = deque()  # may not be over yet
+        self._unread: deque[StepDrafts] = deque()
+        self._read_steps: deque[tuple[StepDrafts, FinishedStep]] = deque()  # may not be over yet
         # Of a step without drafts, on a GPU's host: no drafts, and a token of each request.
         self._none, self._one_each = Draft.nothing(0, requests.gamma, "cpu"), torch.ones(0).long()
         self._learning = 0.0  # seconds of the planner's, counted with the step that is read next
@@ -113,7 +104,7 @@ class StepPlanner:
         entries = self.requests.entries(rows)
         if entries.any_level:  # service levels depend on the tokens so far
             self._catch_up(self.lag)
-        view = self._view(entries, contexts, unsure)
+        view = self.view(entries, contexts, unsure)
         if self.planner.looks_back(view) or len(self._unread) > MOST_UNREAD:
             self._catch_up(self.lag)
         called = time.perf_counter()
@@ -121,19 +112,8 @@ class StepPlanner:
         draft_mask = budget.draft_mask(view.limits)
         if not entries.all_planned:
             draft_mask = np.where(entries.planned, draft_mask, view.limits > 0)
-        return Step(
-            view=view,
-            budget=budget,
-            draft_mask=draft_mask,
-            entries=entries,
-            classes=classes,
-            began=now,
-            planner_seconds=time.perf_counter() - called,
-            bucket=None if self.buckets is None else self._bucket(self.buckets, view, entries, budget),
-        )
-
-    def _view(self, entries: Entries, contexts: np.ndarray, unsure: int) -> StepView:
-        return self.requests.view(entries, contexts, unsure)
+        bucket = None if self.buckets is None else self._bucket(self.buckets, view, entries, budget)
+        return Step(view, budget, draft_mask, entries, classes, now, time.perf_counter() - called, bucket)
 
     def _bucket(self, buckets: TokenBuckets, view: StepView, entries: Entries, budget: Budget) -> int:
         """Return the smallest bucket that holds any possible admission."""
@@ -167,91 +147,57 @@ class StepPlanner:
                 draft.tokens, draft.confidence, calibrated_as, rows, self.requests.ends, parameters
             )
             draft_lens = torch.minimum(draft.lens, ends)  # tokens after the end of an answer are ignored
-            verify_lens = self._verify_lens(step, confidence, draft_lens)
+            if step.entries.all_planned:
+                verify_lens = self.planner.admit(confidence, draft_lens, step.budget)
+            else:  # and all drafts of requests that the planner does not decide for
+                planned = upload(step.entries.planned, draft_lens.device)
+                admitted = self.planner.admit(confidence, draft_lens * planned, step.budget)
+                verify_lens = torch.where(planned, admitted, draft_lens)
         return Admission(
-            step=step,
-            classes=classes,
-            ends=ends,
-            draft_lens=draft_lens,
-            raw=draft.confidence,
-            confidence=confidence,
-            verify_lens=verify_lens,
-            drafting=draft.drafting,
-            looked_up=draft.looked_up,
-            draft_seconds=draft_seconds,
+            step=step, classes=classes, ends=ends, draft_lens=draft_lens, raw=draft.confidence, confidence=confidence,
+            verify_lens=verify_lens, drafting=draft.drafting, looked_up=draft.looked_up, draft_seconds=draft_seconds,
             planner_seconds=step.planner_seconds + time.perf_counter() - began,
-        )
+        )  # fmt: skip
 
     def _parameters(
         self, confidence: torch.Tensor, classes: torch.Tensor, entries: Entries
     ) -> tuple[torch.Tensor, Parameters | None]:
         """Parameters of the calibrations, for confidence [R, gamma], and the place [R] in them of each request, of
         these classes [R]."""
-        apart = self.by_owner is not None or entries.adapters is not None
-        if self.calibration is None and not apart:
+        tables = self.parts.tables(entries, self.calibration, confidence.shape[1])
+        if tables is not None:
+            return parameters_of_each(tables, confidence, classes)
+        if self.calibration is None:
             return classes, None
-        common = self.calibration or CalibrationTable.of({}, confidence.shape[1])
-        if not apart:
-            return classes, common.parameters(confidence.shape[1], confidence.device)
-        return parameters_of_each(self._tables(entries, common), confidence, classes)
-
-    def _tables(self, entries: Entries, common: CalibrationTable) -> list[CalibrationTable]:
-        """Each request's calibration: of its adapter, else of its owner's drafter, else `common`."""
-        tables = [common] * len(entries.rows)
-        for owner, numbers in ((self.by_owner, entries.sets), (self.adapters, entries.adapters)):
-            if owner is not None and numbers is not None:
-                tables = [owner.table(number) or table for number, table in zip(numbers.tolist(), tables, strict=True)]
-        return tables
-
-    def _verify_lens(self, step: Step, confidence: torch.Tensor, draft_lens: torch.Tensor) -> torch.Tensor:
-        """Return [R] int64: the planner's admission, and all drafts of requests that it does not decide for."""
-        if step.entries.all_planned:
-            return self.planner.admit(confidence, draft_lens, step.budget)
-        planned = upload(step.entries.planned, draft_lens.device)
-        return torch.where(planned, self.planner.admit(confidence, draft_lens * planned, step.budget), draft_lens)
+        return classes, self.calibration.parameters(confidence.shape[1], confidence.device)
 
     def finish(self, admission: Admission, accept_lens: torch.Tensor) -> None:
         """A step's tokens are decided: accept_lens [R], the bonus token included."""
         if self.on_host:
-            outcome = self._last = Outcome(admission, accept_lens)
+            outcome = self._last = StepDrafts(admission, accept_lens)
         else:
             self._ended = StepEnd(accept_lens.device, self._before)
             outcome = self._of_anchors(admission) if admission.ends is None else self._read_back(admission, accept_lens)
             outcome.ended = self._ended
         self._unread.append(outcome)
 
-    def _of_anchors(self, admission: Admission) -> Outcome:
+    def _of_anchors(self, admission: Admission) -> StepDrafts:
         """The outcome of a step without drafts, which the host knows: one token of each request."""
         count = len(admission.step.view.rows)
         if len(self._one_each) != count:
             self._none, self._one_each = Draft.nothing(count, self.requests.gamma, "cpu"), torch.ones(count).long()
         lens, confidence = self._none.lens, self._none.confidence
-        known = replace(
-            admission, classes=lens, draft_lens=lens, verify_lens=lens, raw=confidence, confidence=confidence
-        )
-        return Outcome(known, self._one_each)
+        known: dict[str, Any] = dict.fromkeys(INTS, lens) | dict.fromkeys(FLOATS, confidence) | {"ends": None}
+        return StepDrafts(replace(admission, **known), self._one_each)
 
-    def _read_back(self, admission: Admission, accept_lens: torch.Tensor) -> Outcome:
+    def _read_back(self, admission: Admission, accept_lens: torch.Tensor) -> StepDrafts:
         """Start copying the outcome to the host; its tensors are read after `arrival`."""
-        ends = admission.ends
-        assert ends is not None
-        ints = [admission.verify_lens, admission.draft_lens, ends, admission.classes, accept_lens]
-        floats = torch.stack([admission.raw.float(), admission.confidence.float()])
+        ints = [*(getattr(admission, name) for name in INTS), accept_lens]
+        floats = torch.stack([getattr(admission, name).float() for name in FLOATS])
         arrival = self.readback.start(torch.stack(ints), floats)
-        (verify_lens, draft_lens, ends, classes, accepted), (raw, confidence) = arrival.copies
-        return Outcome(
-            replace(
-                admission,
-                classes=classes,
-                ends=ends,
-                draft_lens=draft_lens,
-                raw=raw,
-                confidence=confidence,
-                verify_lens=verify_lens,
-            ),
-            accepted,
-            arrival,
-        )
+        (*ints, accepted), floats = arrival.copies
+        copies: dict[str, Any] = dict(zip((*INTS, *FLOATS), (*ints, *floats), strict=True))
+        return StepDrafts(replace(admission, **copies), accepted, arrival)
 
     def interrupt(self) -> None:
         """Requests are prefilled next: the last step of a CPU, and the next one of a GPU, cannot be timed."""
@@ -261,80 +207,55 @@ class StepPlanner:
     def flush(self) -> None:
         """Bring the metrics up to date."""
         self._catch_up(self.lag)
-        self.optional.run("metrics", None, self.metrics.flush)
-        if self.adapters is not None:
-            self.optional.run("adapters", None, self.adapters.flush)
+        self.parts.flush()
 
     def _catch_up(self, lag: int) -> None:
-        """Read the outcomes of all finished steps but the last `lag`, and learn from steps that are over.
-
-        On a device, read only outcomes that have arrived, unless all are requested.
-        """
+        """Read the outcomes of all steps but the last `lag`, and learn from steps that are over. 0: wait for it."""
         while len(self._unread) > lag:
-            first = self._unread[0]
-            if (pending := first.arrival or first.ended) is not None and not _is_there(pending, wait=not lag):
+            pending = self._unread[0].arrival or self._unread[0].ended
+            if pending is not None and lag and not pending.done:
                 break
+            if pending is not None and not lag:
+                pending.wait()
             outcome = self._unread.popleft()
             self._read_steps.append((outcome, self._read(outcome)))
         while self._read_steps and self._read_steps[0][0] is not self._last:
             self._learn(*self._read_steps.popleft())
 
-    def _read(self, outcome: Outcome) -> FinishedStep:
+    def _read(self, drafts: StepDrafts) -> FinishedStep:
         """Count and record the outcome of a step."""
-        step, admission, run = outcome.step, outcome.admission, self.optional.run
-        verify_lens, accept_lens = admission.verify_lens.numpy(), outcome.accept_lens.numpy()
-        confidence, draft_lens = admission.confidence.float(), admission.draft_lens
-        classes = admission.classes.numpy()
-        found = None if admission.looked_up is None else looked_up(classes)
-        drafted = admission.ends is not None
-        tokens = accept_lens if admission.ends is None else np.minimum(accept_lens, admission.ends.numpy())
-        # Not read without drafts: the confidences, all 0, take its place.
-        survival = survival_of(confidence, draft_lens).numpy() if drafted else confidence.numpy()
-        self.requests.take(step.view, tokens)
-        tried = verify_lens > 0
-        if step.entries.ruled is not None:  # their own rules change acceptance: not for calibration
-            tried &= ~step.entries.ruled
-        raw, adapters = admission.raw.float().numpy(), step.entries.adapters
-        if self.adapters is not None and adapters is not None:
-            drafts = (raw, classes, draft_lens.numpy(), verify_lens, accept_lens)
-            run("adapters", None, self.adapters.observe, adapters, *drafts, tells=tried, otherwise=self.calibration)
-            tried &= adapters == BASE
-        if tried.any():
-            blocks = raw[tried], verify_lens[tried], accept_lens[tried] - 1, classes[tried]
+        step, admission = drafts.step, drafts.admission
+        drafts.read()
+        survival = drafts.confidence  # 0 without drafts
+        if drafts.drafted:
+            survival = survival_of(admission.confidence.float(), admission.draft_lens).numpy()
+        self.requests.take(step.view, drafts.tokens)
+        drafts.calibration = self.calibration
+        drafts.planner_seconds, self._learning = admission.planner_seconds + self._learning, 0.0
+        self.parts.drafted(drafts)
+        adapters = drafts.numbers("adapters")
+        which = drafts.tells if adapters is None else drafts.tells & (adapters == 0)
+        if which.any():
+            arrays = drafts.raw, drafts.verify_lens, drafts.accept_lens - 1, drafts.classes
+            blocks = [array[which] for array in arrays]
             self.recording.blocks.record(*blocks)
             if self.online is not None:
+                run = self.optional.run
                 self.calibration = run("calibration", None, self.online.observe, *blocks) or self.calibration
-        counted = (confidence.numpy(), classes, draft_lens.numpy(), verify_lens, accept_lens, tokens)
-        run("metrics", None, self.metrics.observe_step, step, *counted)
-        if drafted and self.watch is not None:
-            base = slice(None) if adapters is None else adapters == BASE
-            run("learning", None, self.watch.observe, *(part[base] for part in counted[:-1]))
-        if drafted and self.by_owner is not None:
-            run("own_drafters", None, self.by_owner.observe, step.entries.sets, *counted[:-1])
-        drafting, draft_seconds = admission.drafting, admission.draft_seconds
-        planner_seconds = admission.planner_seconds + self._learning
-        run("metrics", None, self.metrics.observe_draft_and_planner, draft_seconds or 0.0, planner_seconds)
-        self._learning = 0.0
         return FinishedStep(
-            view=step.view,
-            survival=survival,
-            verify_lens=verify_lens,
-            accept_lens=accept_lens,
-            draft_mask=step.draft_mask,
-            drafting=drafting,
-            looked_up=found,
-            depth=step.depth,
-            tokens=outcome.tokens,
-            seconds=None if outcome.ended is None else outcome.ended.seconds,
-            draft_seconds=draft_seconds if drafting or self.on_host else 0.0,
-            host_seconds=(draft_seconds or 0.0) + admission.planner_seconds if self.on_host else 0.0,
-        )
+            view=step.view, survival=survival, verify_lens=drafts.verify_lens, accept_lens=drafts.accept_lens,
+            draft_mask=step.draft_mask, drafting=admission.drafting,
+            looked_up=None if admission.looked_up is None else looked_up(drafts.classes), depth=step.depth,
+            tokens=drafts.forward_tokens, seconds=None if drafts.ended is None else drafts.ended.seconds,
+            draft_seconds=admission.draft_seconds if admission.drafting or self.on_host else 0.0,
+            host_seconds=(admission.draft_seconds or 0.0) + admission.planner_seconds if self.on_host else 0.0,
+        )  # fmt: skip
 
-    def _learn(self, outcome: Outcome, finished: FinishedStep) -> None:
+    def _learn(self, drafts: StepDrafts, finished: FinishedStep) -> None:
         """Show the planner a step that is over, and record how long it took."""
         began = time.perf_counter()
         if self.on_host:
-            finished.seconds = outcome.seconds
+            finished.seconds = drafts.seconds
         seconds = finished.seconds
         self.planner.observe(finished)
         self._learning += time.perf_counter() - began
@@ -343,7 +264,7 @@ class StepPlanner:
             drafting = int(self.planner.charged_drafts(finished.drafting, len(view.rows), None))
             requests, context = len(view.rows), int(view.contexts.sum())
             self.recording.steps.append(StepTime(requests, tokens, context, drafting, seconds, finished.draft_seconds))
-            predicted = outcome.step.budget.predicted_seconds(tokens - requests)
+            predicted = drafts.step.budget.predicted_seconds(tokens - requests)
             self.optional.run("metrics", None, self.metrics.observe_time, seconds, predicted)
 
     def state(self) -> dict[str, Any]:
@@ -355,7 +276,7 @@ class StepPlanner:
     def live(self) -> dict[str, Any]:
         """Counts since the start, and the planner's view of the last step, for the page."""
         curve = self.optional.run("planning", None, self._curve)
-        self.optional.run("metrics", None, self.metrics.flush)
+        self.parts.flush()
         return live.snapshot(self.metrics, curve)
 
     def _curve(self) -> PlannedCurve | None:
@@ -366,9 +287,3 @@ class StepPlanner:
         """Drop all records."""
         self._catch_up(0)
         self.recording.clear()
-
-
-def _is_there(pending: PendingCopy | StepEnd, *, wait: bool) -> bool:
-    if wait:
-        pending.wait()
-    return wait or pending.done

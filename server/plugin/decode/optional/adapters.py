@@ -1,8 +1,7 @@
 """Outcomes of drafts for the requests of each LoRA adapter: counts, and a calibration of its own.
 
-The drafter is the model's, or one that has learned from the adapter. Acceptance differs between adapters, so each gets
-a calibration fitted to its own outcomes. Until the first fit the drafter's calibration applies. A new version of a
-drafter starts without outcomes.
+Acceptance differs between adapters, so each gets a calibration fitted to its own outcomes. Until the first fit the
+drafter's calibration applies. A new version of a drafter starts without outcomes.
 """
 
 from dataclasses import dataclass
@@ -17,8 +16,10 @@ from outrider.scheduler.calibration.fit import fit_joint
 from outrider.scheduler.calibration.records import Recorder
 from outrider.scheduler.calibration.table import CalibrationTable
 
-from ..options import RequestOptions
-from .buffered import BufferedCounter, BufferedMetrics
+from ...options import RequestOptions
+from ..buffered import BufferedCounter, BufferedMetrics
+from ..step import StepDrafts
+from .part import OptionalPart
 
 FIRST = 128
 """Drafted blocks of a class after which it is first fitted; the next fit comes after twice as many, and so on."""
@@ -38,11 +39,13 @@ class _Adapter:
     table: CalibrationTable | None = None
 
 
-class AdapterOutcomes(BufferedMetrics):
+class AdapterOutcomes(BufferedMetrics, OptionalPart):
     """Numbers the pairs of adapter and drafter, and keeps the outcomes of their drafts.
 
     loaded: SGLang's `LoRARef` of each loaded adapter, by its id. gamma: draft tokens per step, at most.
     """
+
+    part = column = "adapters"
 
     def __init__(self, loaded: dict[str, Any], gamma: int, registry: CollectorRegistry = REGISTRY):
         super().__init__(registry)
@@ -64,69 +67,55 @@ class AdapterOutcomes(BufferedMetrics):
         """Return the outcomes for a server with adapters, None for any other. runner: SGLang's model runner."""
         return None if runner.lora_manager is None else cls(runner.lora_manager.lora_refs, gamma)
 
-    def admit(self, req: Any) -> int:
-        """Return the adapter number of an SGLang request that is being prefilled."""
+    def admitted(self, req: Any) -> int:
         if req.lora_id is None:
             return BASE
         options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
         known = req.lora_id, options.own_drafter(req.lora_id)[1]
         if known not in self._numbers:
-            self._forget_unloaded()
+            self.flush()
+            for gone in [each for each in self._numbers if each[0] not in self.loaded]:
+                unloaded = self._adapters.pop(self._numbers.pop(gone)).counters.values()
+                self.buffered = [each for each in self.buffered if each not in unloaded]
             self._numbers[known] = number = next(self._next)
             name = self.loaded[req.lora_id].lora_name
             counters = {kind: self.add(each.labels(name)) for kind, each in self._counted.items()}
             self._adapters[number] = _Adapter(Recorder(KEPT, self.gamma), counters)
         return self._numbers[known]
 
-    def _forget_unloaded(self) -> None:
-        self.flush()
-        for known in [each for each in self._numbers if each[0] not in self.loaded]:
-            gone = self._adapters.pop(self._numbers.pop(known))
-            self.buffered = [each for each in self.buffered if each not in gone.counters.values()]
-
     def table(self, number: int) -> CalibrationTable | None:
         """Return an adapter's own calibration; None before its first fit, and for the model."""
         adapter = self._adapters.get(number)
         return None if adapter is None else adapter.table
 
-    def observe(
-        self,
-        numbers: np.ndarray,
-        raw: np.ndarray,
-        classes: np.ndarray,
-        draft_lens: np.ndarray,
-        verify_lens: np.ndarray,
-        accept_lens: np.ndarray,
-        tells: np.ndarray,
-        otherwise: CalibrationTable | None,
-    ) -> None:
-        """Record a step. raw: [R, gamma] confidences. Other arrays: [R], as in `FinishedStep`.
-
-        tells: [R] bool, drafts that were verified and accepted by the model's rules alone. otherwise: the calibration
-        of drafts for the model.
-        """
+    def drafted(self, drafts: StepDrafts) -> None:
+        numbers = drafts.numbers(self.column)
+        if numbers is None:
+            return
         for number in np.unique(numbers[numbers != BASE]).tolist():
             adapter, mine = self._adapters.get(number), numbers == number
             if adapter is None:  # unloaded
                 continue
-            for kind, amount in (("drafted", draft_lens), ("verified", verify_lens), ("accepted", accept_lens - 1)):
+            accepted = drafts.accept_lens - 1
+            amounts = {"drafted": drafts.draft_lens, "verified": drafts.verify_lens, "accepted": accepted}
+            for kind, amount in amounts.items():
                 adapter.counters[kind].inc(float(amount[mine].sum()))
-            if not (told := mine & tells).any():
+            if not (rows := mine & drafts.tells).any():
                 continue
-            adapter.recorder.record(raw[told], verify_lens[told], accept_lens[told] - 1, classes[told])
+            adapter.recorder.record(drafts.raw[rows], drafts.verify_lens[rows], accepted[rows], drafts.classes[rows])
             if adapter.recorder.total >= adapter.fit_at:
                 adapter.fit_at += min(adapter.fit_at, OFTEN)
-                adapter.table = _fitted(adapter.recorder, otherwise)
+                adapter.table = _fitted(adapter.recorder, drafts.calibration)
         self.flush_if_due()
 
 
 def _fitted(recorder: Recorder, otherwise: CalibrationTable | None) -> CalibrationTable:
     """Fit the classes that have enough outcomes; take the rest from `otherwise`."""
-    records, found = recorder.records(), {}
+    records, tables = recorder.records(), {}
     for place, case in enumerate(CLASSES):
-        own = records.select(records.classes == place)
-        if len(own) >= FIRST:
-            found[case] = fit_joint(own)
+        outcomes = records.select(records.classes == place)
+        if len(outcomes) >= FIRST:
+            tables[case] = fit_joint(outcomes)
         elif otherwise is not None:
-            found[case] = otherwise.by_class[place].of_length(records.gamma)
-    return CalibrationTable.of(found, records.gamma)
+            tables[case] = otherwise.by_class[place].of_length(records.gamma)
+    return CalibrationTable.of(tables, records.gamma)

@@ -6,7 +6,6 @@ import itertools
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,10 @@ from outrider.drafters import corpora_file
 from outrider.drafters.corpora import NO_CORPUS, Corpora, Name
 from outrider.kernels.cpu import native
 
-from ..config import PluginConfig
-from ..options import RequestOptions
-from .boundary import Boundary
+from ...config import PluginConfig
+from ...options import RequestOptions
+from ..boundary import Boundary
+from .part import OptionalPart
 
 logger = logging.getLogger(__name__)
 
@@ -28,19 +28,22 @@ JOINED = 32
 """Last tokens of a prompt that are added with its answer, so that a match can span both: the longest match."""
 KEPT_TOKENS = 1 << 18
 """Tokens of other requests kept for each key, 20 bytes each, and as many again under `cache_salt`s."""
+ADDED = "outrider_text_added"
+"""Attribute of SGLang's requests with added prompts."""
 SAVE_SECONDS = 5.0
 """Least time between two writes of the file; it is written only if texts changed."""
 
 
-class TextKeeper:
+class TextKeeper(OptionalPart):
     """Adds prompts when they are read and answers when they are finished, without image tokens.
 
     vocab_size: every token from there on is part of an image. file: keeps the texts; None: memory alone does.
     """
 
+    part, column = "lookups", "corpora"
+
     def __init__(self, corpora: Corpora, vocab_size: int, file: Path | None = None, tokenizer: str = ""):
         self.corpora, self.vocab_size, self.file, self.tokenizer = corpora, vocab_size, file, tokenizer
-        self._running: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._written = corpora.changes
         self._writing = threading.Lock()
         self._failed = False
@@ -66,24 +69,19 @@ class TextKeeper:
         threading.Thread(target=keeper._save_again, args=[optional], name="lookup-store", daemon=True).start()
         return keeper
 
-    def admit(self, req: Any) -> int:
-        """Return the corpus number for an SGLang request that is being prefilled. Its prompt is added with the first
-        chunk."""
+    def admitted(self, req: Any) -> int:
+        """Add a request's prompt, with the first chunk; return the number of its corpus."""
         name, stored = _place_of(req)
         if name is None:
             return NO_CORPUS
-        if req.rid not in self._running:
-            self._running[req.rid] = req
+        if not hasattr(req, ADDED):
+            setattr(req, ADDED, True)
             self._insert(name, req, req.origin_input_ids, stored)
         return self.corpora.number(name)
 
-    def finished(self, rid: str) -> None:
-        """A request has ended by itself or at its limit."""
-        req = self._running.pop(rid, None)
-        if req is None or isinstance(req.finished_reason, FINISH_ABORT):
-            return
+    def finished(self, req: Any) -> None:
         name, stored = _place_of(req)
-        if name is not None:
+        if name is not None and not isinstance(req.finished_reason, FINISH_ABORT):
             self._insert(name, req, [*req.origin_input_ids[-JOINED:], *req.output_ids_through_stop], stored)
 
     def _insert(self, name: Name, req: Any, tokens: Sequence[int], stored: bool) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,8 +15,11 @@ from outrider.drafters.base import Drafter
 from outrider.drafters.learning.answers import AnswerStore
 from outrider.scheduler.calibration.classes import SOURCES
 
-from ..config import PluginConfig
-from ..options import RequestOptions
+from ...config import PluginConfig
+from ...options import RequestOptions
+from ..step import StepDrafts
+from .adapters import BASE
+from .part import OptionalPart
 
 logger = logging.getLogger(__name__)
 
@@ -37,17 +39,18 @@ CHANCE = 1e-4
 """Chance, at each check, of taking back a drafter that is only `LOSS` below the previous one."""
 
 
-class AnswerKeeper:
+class AnswerKeeper(OptionalPart):
     """Keeps finished answers, except of requests that refused. It keeps no other part of a request.
 
     A separate thread opens stores and writes answers in the order of finishing, so the scheduler waits for no file.
     store_of: returns the store of a request's learner; "" is the server's.
     """
 
+    part = "learning"
+
     def __init__(self, store_of: Callable[[str], AnswerStore]):
         self.store_of = store_of
         self._writer = ThreadPoolExecutor(1, "answers")
-        self._running: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._failed = False
 
     @classmethod
@@ -57,22 +60,15 @@ class AnswerKeeper:
             return None
         return cls(OwnerStores(Path(config.learning), KEPT_TOKENS))
 
-    def admit(self, req: Any) -> None:
-        """Note one of SGLang's requests, which is prefilled."""
-        options = RequestOptions.from_custom_params(req.sampling_params.custom_params)
-        # A drafter learns from the answers of the model, or of one adapter, alone; and it reads no images.
-        if options.learn and req.lora_id == options.adapter and req.multimodal_inputs is None:
-            self._running[req.rid] = req
-
-    def finished(self, rid: str) -> None:
-        """A request has ended by itself or at its limit."""
-        req = self._running.pop(rid, None)
-        if req is None or isinstance(req.finished_reason, FINISH_ABORT):
-            return
+    def finished(self, req: Any) -> None:
         params = req.sampling_params
-        temperature = 0.0 if params.top_k == 1 else float(params.temperature)
-        learner = RequestOptions.from_custom_params(params.custom_params).learner
-        self._writer.submit(self._write, learner, req.origin_input_ids, req.output_ids_through_stop[:], temperature)
+        options = RequestOptions.from_custom_params(params.custom_params)
+        # A drafter learns from the answers of the model, or of one adapter, alone; and it reads no images.
+        whole = req.multimodal_inputs is None and not isinstance(req.finished_reason, FINISH_ABORT)
+        if options.learn and req.lora_id == options.adapter and whole:
+            temperature = 0.0 if params.top_k == 1 else float(params.temperature)
+            answer = req.origin_input_ids, req.output_ids_through_stop[:], temperature
+            self._writer.submit(self._write, options.learner, *answer)
 
     def save(self) -> None:
         """Wait until all finished answers are written."""
@@ -104,18 +100,21 @@ class OwnerStores:
         return store
 
 
-class Exchange:
+class Exchange(OptionalPart):
     """The server's drafter in use: the weights of the start, or a learned version.
 
     in_use: its folder; "": the weights of the start. refused: folders that were taken back, or did not fit.
-    watch: compares the drafter with the one before.
+    watch: compares the drafter with the one before. replan: called after an exchange.
     """
+
+    part = "learning"
 
     def __init__(self, config: PluginConfig, drafter: Drafter | None):
         self.drafter, self._start = drafter, config.drafter_path
         self.in_use, self._before = "", ""
         self.refused: list[str] = []
         self.watch = DrafterWatch()
+        self.replan: Callable[[], None] = lambda: None
         if config.learned and self.take(config.learned):
             self.watch.forget()
 
@@ -131,19 +130,24 @@ class Exchange:
             return False
         self.in_use, self._before = folder, self.in_use
         self.watch.exchanged()
+        self.replan()
         return True
 
-    def take_back_if_worse(self) -> bool:
-        """Go back to the previous weights if the current ones do worse; return True if it did."""
+    def begins(self) -> None:
+        """Go back to the previous weights if the current ones do worse."""
         if not self.watch.worse:
-            return False
+            return
         worse = self.in_use
         logger.warning("the learned drafter %s is taken back: fewer of its tokens were accepted than before", worse)
         if not self.take(self._before):  # gone meanwhile
             self.take("")
         self.watch.forget()
         self.refused.append(worse)
-        return True
+
+    def drafted(self, drafts: StepDrafts) -> None:
+        if drafts.drafted:
+            adapters = drafts.numbers("adapters")
+            self.watch.observe(*drafts.outcome(slice(None) if adapters is None else adapters == BASE))
 
     def state(self) -> dict[str, Any]:
         """Folders in use and refused, for another process."""

@@ -1,8 +1,7 @@
 """Source of each token of an answer, for requests that ask: sent along with the tokens.
 
-SGLang lets a step's result carry extra data for its tokens (`managers/auxiliary_output.py`). SGLang reports which
-tokens were committed to which request; the trace then writes their sources to the request's `customized_info`, which
-travels with the tokens and arrives in their `meta_info`.
+A step's result carries them (SGLang's `managers/auxiliary_output.py`). Sources of committed tokens go to the request's
+`customized_info`, which arrives with the tokens, in their `meta_info`.
 """
 
 from __future__ import annotations
@@ -16,8 +15,10 @@ import torch
 
 from outrider.scheduler.calibration.classes import SOURCES
 
-from .boundary import Boundary
-from .step import Admission
+from ...options import RequestOptions
+from ..boundary import Boundary
+from ..step import Admission
+from .part import OptionalPart
 
 KEY = "outrider_trace"
 """Key in `meta_info`: each token's index in MAKERS, and its confidence (NaN for the target's own)."""
@@ -40,33 +41,10 @@ class StepTrace:
     optional: Boundary = field(default_factory=Boundary)
 
     @classmethod
-    def send(
-        cls,
-        result: Any,
-        traced: np.ndarray,
-        optional: Boundary,
-        admission: Admission | None = None,
-        accept_lens: torch.Tensor | None = None,
-    ) -> None:
-        """Send a step's trace with its result if any request asks. Without an admission each request has one token,
-        from the target."""
-        if not np.count_nonzero(traced):
-            return
-        if admission is None or accept_lens is None:
-            trace = cls.of_first_tokens(traced, result.next_token_ids.device)
-        else:
-            trace = cls.of_step(traced, admission, accept_lens)
-        trace.attach(result, optional)
-
-    @classmethod
     def of_first_tokens(cls, traced: np.ndarray, device: Any) -> StepTrace:
         """Return the trace of a prefill: all tokens come from the target."""
-        shape = (len(traced), 1)
-        return cls(
-            traced,
-            torch.full(shape, TARGET, dtype=torch.int64, device=device),
-            torch.full(shape, torch.nan, device=device),
-        )
+        unsure = torch.full((len(traced), 1), torch.nan, device=device)
+        return cls(traced, torch.full_like(unsure, TARGET, dtype=torch.int64), unsure)
 
     @classmethod
     def of_step(cls, traced: np.ndarray, admission: Admission, accept_lens: torch.Tensor) -> StepTrace:
@@ -74,20 +52,8 @@ class StepTrace:
         confidence = torch.nn.functional.pad(admission.confidence.float(), (0, 1), value=torch.nan)
         columns = torch.arange(confidence.shape[1], device=confidence.device)
         drafted = columns < accept_lens[:, None] - 1
-        drafter = MODEL + admission.classes % len(SOURCES)
-        return cls(
-            traced,
-            torch.where(drafted, drafter[:, None], TARGET),
-            confidence.masked_fill(~drafted, torch.nan),
-        )
-
-    def attach(self, result: Any, optional: Boundary) -> None:
-        """Send it with a step's result, from the host as it is, from a device when SGLang copies the rest."""
-        sent = replace(self, optional=optional)
-        if self.makers.is_cpu:
-            result.auxiliary_host_output = sent
-        else:
-            result.logits_output.auxiliary_device_output = sent
+        makers = torch.where(drafted, MODEL + admission.classes[:, None] % len(SOURCES), TARGET)
+        return cls(traced, makers, confidence.masked_fill(~drafted, torch.nan))
 
     def copy_to_host(self, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> StepTrace:
         """Called by SGLang's scheduler, before `consume`."""
@@ -110,3 +76,29 @@ class StepTrace:
             request.customized_info[KEY] += zip(
                 self.makers[index, :count].tolist(), self.confidence[index, :count].tolist(), strict=True
             )
+
+
+class Tracing(OptionalPart):
+    """Sends the traces of requests that ask. optional: where SGLang's calls may fail."""
+
+    part, column = "tracing", "traced"
+
+    def __init__(self, optional: Boundary) -> None:
+        self.optional = optional
+
+    def admitted(self, req: Any) -> int:
+        return int(RequestOptions.from_custom_params(req.sampling_params.custom_params).trace)
+
+    def sent(self, result: Any, numbers: np.ndarray, admission: Admission | None, accept_lens: Any) -> None:
+        """Attach a trace: from the host as it is, from a device when SGLang copies the rest."""
+        if not np.count_nonzero(numbers):
+            return
+        if admission is None:
+            trace = StepTrace.of_first_tokens(numbers, result.next_token_ids.device)
+        else:
+            trace = StepTrace.of_step(numbers, admission, accept_lens)
+        trace = replace(trace, optional=self.optional)
+        if trace.makers.is_cpu:
+            result.auxiliary_host_output = trace
+        else:
+            result.logits_output.auxiliary_device_output = trace

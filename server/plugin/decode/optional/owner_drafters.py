@@ -16,10 +16,12 @@ import numpy as np
 from outrider.drafters.base import Drafter
 from outrider.scheduler.calibration.table import CalibrationTable
 
-from ..config import PluginConfig
-from ..loading.from_profile import CALIBRATION, load_calibration
-from ..options import RequestOptions
+from ...config import PluginConfig
+from ...loading.from_profile import CALIBRATION, load_calibration
+from ...options import RequestOptions
+from ..step import StepDrafts
 from .learning import DrafterWatch
+from .part import OptionalPart
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +37,14 @@ class _Owner:
     watch: DrafterWatch = field(default_factory=DrafterWatch)
 
 
-class OwnerDrafters:
+class OwnerDrafters(OptionalPart):
     """Loads drafters on demand, at most `most` at a time, and drops the least recently used first.
 
     Drafters of running requests stay. If there is no room, the weights of the start draft for a request.
     refused: drafters that did worse than the previous one or did not fit, as "learner/name".
     """
+
+    part, column = "own_drafters", "sets"
 
     def __init__(self, folder: Path, most: int, drafter: Drafter):
         self.folder, self.most, self.drafter = folder, most, drafter
@@ -59,17 +63,16 @@ class OwnerDrafters:
             return None
         return cls(Path(config.learning), config.learn_keys, drafter)
 
-    def admit(self, req: Any) -> int:
-        """Return the number of the weights for an SGLang request that is being prefilled; 0 without an owner."""
+    def admitted(self, req: Any) -> int:
+        """Return the number of the weights that draft for a request; 0 without an owner."""
         own = _own(req)
         if not own[0]:
             return 0
         self._running[req.rid] = req
         return self._number(own)
 
-    def finished(self, rid: str) -> None:
-        """A request has ended."""
-        self._running.pop(rid, None)
+    def finished(self, req: Any) -> None:
+        self._running.pop(req.rid, None)
 
     def _number(self, own: Own) -> int:
         learner, name = own
@@ -136,15 +139,17 @@ class OwnerDrafters:
         """A set's own calibration; None where it has none."""
         return self._loaded.get(number)
 
-    def observe(self, sets: np.ndarray, *outcome: np.ndarray) -> None:
-        """Record a step as in `DrafterWatch.observe`, for requests with sets [R]; take back drafters that do worse."""
+    def drafted(self, drafts: StepDrafts) -> None:
+        """Compare drafters of the same owner; take back drafters that do worse."""
+        sets = drafts.numbers(self.column)
+        if not drafts.drafted or sets is None:
+            return
         for number in np.unique(sets).tolist():
             learner, name = self._owns.get(number, ("", ""))
             owner = self._owners.get(learner)
             if owner is None or name != owner.name or (name and number not in self._loaded):
                 continue
-            mine = sets == number
-            owner.watch.observe(*(part[mine] for part in outcome))  # type: ignore[call-arg]
+            owner.watch.observe(*drafts.outcome(sets == number))
             if name and owner.watch.worse:
                 logger.warning("an owner's learned drafter %s is taken back: fewer of its tokens were accepted", name)
                 self._refuse(number)

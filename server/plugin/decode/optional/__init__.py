@@ -1,0 +1,1 @@
+"""Parts that a decode step can do without: `part.py` is their interface."""
