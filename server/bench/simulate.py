@@ -20,18 +20,25 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from outrider.drafters import registry as drafters
 from outrider.drafters.lookup_first import LOOKUP_THRESHOLD
+from outrider.scheduler.planner import Asynchronous
 
+from .. import pictures
 from ..errors import UserError
 from . import harness, record
 from .replay import Drafting, Positions, Replay
 from .simulated import PLANNERS, WARM_UP, Machine, machines_of, make_planner
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 EXAMPLES = """\
 examples:
@@ -48,11 +55,10 @@ MOVED = (
     dict.fromkeys(("--arrivals", "--load", "--level", "--level-share"), "outrider bench load")
     | dict.fromkeys(("--slowdown", "--prefill"), "--cost or --profile")
     | dict.fromkeys(("--noise", "--overconfidence"), "--recorded, which has the confidences of a real drafter")
-    | dict.fromkeys(("--plot", "--picture"), "--json")
     | dict.fromkeys(
         ("--record", "--target", "--prompts", "--count"), "`python tests/measure/recording.py` in a checkout"
     )
-    | {"--seed": "--resamples", "--ablate": "`python tests/measure/ablation.py` in a checkout"}
+    | {"--seed": "--resamples", "--plot": "--json", "--ablate": "`python tests/measure/ablation.py` in a checkout"}
 )
 
 
@@ -80,12 +86,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=int, default=600, metavar="N", help="steps that count (default: %(default)s)")
     add("--resamples", type=int, default=5, metavar="N", help="resamplings of the answers (default: %(default)s)")
     add("--recorded", type=Path, metavar="FILE", help="plan these positions of real answers")
+    add("--picture", type=Path, metavar="FILE", help="draw one decision for each number of requests; needs matplotlib")
     harness.add_output_flags(parser, json="every ratio")
 
 
 def run(args: argparse.Namespace) -> int:
     harness.check_positive(args, "prompt", "output", "steps", "resamples")
     harness.check_outputs(args)
+    if args.picture:
+        pictures.require("--picture")
     try:
         _simulate(args)
     except ValueError as error:
@@ -122,6 +131,29 @@ def _simulate(args: argparse.Namespace) -> None:
                 cells.append(f"{statistics.median(found):.3f} ({min(found):.3f} to {max(found):.3f})")
             print(f"{machine.name:<44} {size:>8} " + "".join(f"{cell:>26}" for cell in cells), flush=True)
     record.write(args.json, "simulate", rows)
+    if args.picture:
+        drafting = Drafting.of(positions, machines[0].calibration, LOOKUP_THRESHOLD, run_length)
+        with pictures.figure(args.picture) as figure:
+            _plot_decisions(machines[0], drafting, sizes, args.steps, figure)
+
+
+def _plot_decisions(machine: Machine, drafting: Drafting, sizes: Sequence[int], steps: int, figure: Figure) -> None:
+    """Draw the last decision for each number of requests: each plan's throughput curve and the chosen point."""
+    figure.set_size_inches(4.5 * len(sizes), 3.5)
+    for axis, size in zip(figure.subplots(1, len(sizes), squeeze=False)[0], sizes, strict=True):
+        planner = Asynchronous(machine.cost(), drafting.positions.lookup.shape[1])
+        Replay(planner, machine.cost(), drafting, size).run(steps, WARM_UP)
+        assert planner.considered is not None
+        plans, best = planner.considered
+        for plan in plans:
+            name = f"drafts of {plan.depth or 'all'} tokens" if plan.drafts else "lookups"
+            style = {"label": name} if plan is not plans[0] else {"label": "rest", "marker": "o"}
+            axis.plot(plan.curve.tokens, plan.curve.throughput, **style)
+        axis.plot(best.verified, best.throughput, "k*", markersize=12, label="chosen")
+        axis.set_title(f"{machine.name}, {size} requests", fontsize=8)
+        axis.set_xlabel("draft tokens verified")
+        axis.legend(fontsize=8)
+    figure.axes[0].set_ylabel("tokens per second expected")
 
 
 def _conditional(wanted: str) -> list[float]:

@@ -36,6 +36,13 @@ def test_it_compares_planners(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert min(shown) > 1
 
 
+def test_a_decision_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "decision.png"
+    assert main([*QUICK, "--planners", "asynchronous", "--picture", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 def test_costs_of_a_profile_and_counts_of_the_benchmark(tmp_path: Path) -> None:
     store.save(profile(), tmp_path, None)
     counts = tmp_path / "accept.json"
