@@ -42,10 +42,7 @@ class FollowerWorker(SpeculativeWorker):
         return prefilled(result, tokens, batch.seq_lens, self.width)
 
     def _decode(
-        self,
-        batch: Any,
-        on_publish: Callable[[torch.Tensor], None] | None,
-        grammar_barrier: Callable[[], None] | None,
+        self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None, grammar_barrier: Callable[[], None] | None
     ) -> GenerationBatchResult:
         rows, seq_lens = batch.req_pool_indices.long(), batch.seq_lens.long()
         anchors, count = batch.spec_info.bonus_tokens.long(), len(rows)

@@ -75,11 +75,7 @@ class StepTrace:
         columns = torch.arange(confidence.shape[1], device=confidence.device)
         drafted = columns < accept_lens[:, None] - 1
         drafter = MODEL + admission.classes % len(SOURCES)
-        return cls(
-            traced,
-            torch.where(drafted, drafter[:, None], TARGET),
-            confidence.masked_fill(~drafted, torch.nan),
-        )
+        return cls(traced, torch.where(drafted, drafter[:, None], TARGET), confidence.masked_fill(~drafted, torch.nan))
 
     def attach(self, result: Any, optional: Boundary) -> None:
         """Send it with a step's result, from the host as it is, from a device when SGLang copies the rest."""

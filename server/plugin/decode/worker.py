@@ -237,10 +237,7 @@ class SpeculativeWorker(BaseSpecWorker):
     # -- decode -------------------------------------------------------------------------------------------------
 
     def _decode(
-        self,
-        batch: Any,
-        on_publish: Callable[[torch.Tensor], None] | None,
-        grammar_barrier: Callable[[], None] | None,
+        self, batch: Any, on_publish: Callable[[torch.Tensor], None] | None, grammar_barrier: Callable[[], None] | None
     ) -> GenerationBatchResult:
         rows, seq_lens = batch.req_pool_indices.long(), batch.seq_lens.long()
         anchors = batch.spec_info.bonus_tokens.long()
@@ -274,7 +271,7 @@ class SpeculativeWorker(BaseSpecWorker):
             self.target_worker.model_runner.shared_read_done_event = None  # rules read the page table after its graph
             logits = self.rules.verified(
                 batch, logits_output, flat, anchors, draft.tokens, seq_lens,
-                longest=int(contexts.max()), exact=not sampling.all_greedy, barrier=grammar_barrier,
+                longest=int(contexts.max()), exact=not sampling.all_greedy, barrier=grammar_barrier
             )  # fmt: skip
             accept_lens, tokens = sampling.accept(logits, draft, verify_lens, flat)
             self.ranks.broadcast(tokens, accept_lens)
