@@ -32,6 +32,7 @@ class Entries:
     sets: np.ndarray
     corpora: torch.Tensor | None
     adapters: np.ndarray | None
+    groups: np.ndarray | None
     all_planned: bool
     any_level: bool
 
@@ -149,6 +150,7 @@ class RequestTable:
             sets=self.sets[rows],
             corpora=torch.from_numpy(corpora) if corpora.any() else None,
             adapters=adapters if adapters.any() else None,
+            groups=2 * adapters + ruled if adapters.any() or ruled.any() else None,
             all_planned=bool(planned.all()),
             any_level=bool(levels.any()),
         )
@@ -169,7 +171,7 @@ class RequestTable:
             levels=entries.levels,
             progress=self._speeds(entries.rows) if entries.any_level else entries.progress,
             ruled=entries.ruled,
-            groups=entries.adapters,
+            groups=entries.groups,
         )
 
     def _speeds(self, rows: np.ndarray) -> np.ndarray:
