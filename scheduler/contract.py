@@ -31,9 +31,8 @@ class StepView:
     limits: [R] int64, most draft tokens the request may have; 0: speculation is off for it.
     levels: [R] float64, the request's service level in tokens per second; 0: none.
     progress: [R] float64, its tokens per second so far; inf when it has just started, or no request has a level.
-    ruled: [R] bool, the request has rules (penalties, bias, grammar) that change acceptance, so the planner does not
-        learn from it; None: no request has.
-    groups: [R] int64, its LoRA adapter, 0 without one: drafts of a group are alike; None: all are in one group.
+    ruled: [R] bool, the request has rules (penalties, bias, grammar); its acceptance is counted apart; None: none has.
+    groups: [R] int64, by LoRA adapter and rules: drafts of a group are alike; None: all are in group 0, without either.
     """
 
     rows: np.ndarray

@@ -106,7 +106,7 @@ class Asynchronous(Planner):
         self.smoothing, self.held, self.required_return = smoothing, held, required_return
         self.history = SurvivalHistory(gamma)  # of requests for which the model could draft
         self.lookups: SurvivalHistory | None = None  # of prompt lookups alone; None before the first
-        self.correction = Correction()
+        self.correction, self.ruled_correction = Correction(), Correction()  # of requests without and with rules
         self.probing = Probing()
         self._number, self._last_probe, self._has_rested = 0, -LAG, False
         self._last: PlannedStep | None = None  # the last step for which a plan was made
@@ -228,10 +228,17 @@ class Asynchronous(Planner):
     def _read(self, history: SurvivalHistory, step: StepView, samples: int) -> tuple[np.ndarray, np.ndarray]:
         """`SurvivalHistory.read`, corrected and cut to the limits."""
         survival, drafted = history.read(step.rows, step.generations, samples, step.groups)
-        survival *= np.float32(self.correction.factor)
+        survival *= self._factor(step)
         if step.limits.min() < self.gamma:
             survival *= np.arange(self.gamma) < step.limits[:, None]
         return survival, drafted
+
+    def _factor(self, step: StepView) -> Any:
+        """Correction of survivals, float32: a number, or [R, 1] if any request has rules."""
+        if step.ruled is None:
+            return np.float32(self.correction.factor)
+        factors = np.where(step.ruled, self.ruled_correction.factor, self.correction.factor)
+        return factors.astype(np.float32)[:, None]
 
     def _drafting(self, drafted: np.ndarray, depth: Any) -> Any:
         """Mean seconds of the model's drafts of `depth` tokens. drafted: [samples, R] chances that it has to draft."""
@@ -249,7 +256,8 @@ class Asynchronous(Planner):
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
         bounds = None
         if budget.least:  # of the corrected survival
-            bounds = np.full(confidence.shape[1], budget.least / max(self.correction.factor, 1e-9))
+            bounds = budget.least / np.maximum(self._factor(self._open[-1].view), 1e-9)
+            bounds = bounds if bounds.ndim else np.full(confidence.shape[1], bounds)
         return largest(confidence, draft_lens, budget.tokens, bounds=bounds, first=budget.first)
 
     def observe(self, step: FinishedStep) -> None:
@@ -276,8 +284,11 @@ class Asynchronous(Planner):
         if np.count_nonzero(step.verify_lens):
             taught = step.verify_lens if view.ruled is None else np.where(view.ruled, 0, step.verify_lens)
             self.correction.observe(survival, taught, step.accept_lens)
+            if view.ruled is not None:
+                self.ruled_correction.observe(survival, step.verify_lens - taught, step.accept_lens)
         elif planned.budget.probe:
             self.correction.fade()
+            self.ruled_correction.fade()
         if step.looked_up is not None:
             self.lookups = self.lookups or SurvivalHistory(self.gamma, prior=0.0)
             self.lookups.write(view.rows, view.generations, survival * step.looked_up[:, None], 0.0, view.groups)

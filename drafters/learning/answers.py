@@ -1,7 +1,7 @@
 """Finished answers on disk, in segments of lines. The oldest segment is deleted when there are too many tokens.
 
-One process appends, other processes read. A line is `{"prompt_ids": [...], "response_ids": [...], "temperature": 0.7,
-"at": unix seconds}`. A killed writer leaves at most half a last line; readers skip it and the next writer removes it.
+A line is `{"prompt_ids": [...], "response_ids": [...], "temperature": 0.7, "ruled": false, "at": unix seconds}`. A
+killed writer leaves at most half a last line; readers skip it and the next writer removes it.
 """
 
 import contextlib
@@ -34,11 +34,12 @@ FORGOTTEN = ".{}.forgotten."
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A finished answer: token ids and temperature."""
+    """A finished answer: token ids and temperature. ruled: a grammar, penalties or a bias changed its chances."""
 
     prompt_ids: list[int]
     response_ids: list[int]
     temperature: float
+    ruled: bool = False
 
     @property
     def tokens(self) -> list[int]:
@@ -64,13 +65,13 @@ class AnswerStore:
         self._file = -1
         self._open()
 
-    def append(self, prompt_ids: Sequence[int], response_ids: Sequence[int], temperature: float) -> bool:
+    def append(self, answer: Answer) -> bool:
         """Write one line; False if the answer is too short or its prompt too long. Raises OSError."""
-        response = kept_part(prompt_ids, response_ids)
+        response = kept_part(answer.prompt_ids, answer.response_ids)
         if not response:
             return False
-        row = {"prompt_ids": list(prompt_ids), "response_ids": response, "temperature": temperature}
-        line = json.dumps({**row, "at": round(time.time(), 3)}, separators=(",", ":")).encode() + b"\n"
+        row = asdict(answer) | {"response_ids": response, "at": round(time.time(), 3)}
+        line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
         if self._file < 0 or not os.fstat(self._file).st_nlink:  # deleted, or not opened
             self._open()
         last = max(self._tokens)
@@ -79,7 +80,7 @@ class AnswerStore:
         if (done := os.write(self._file, line)) < len(line):  # the disk is full
             os.ftruncate(self._file, os.fstat(self._file).st_size - done)
             raise OSError(f"{self.folder}: the disk took {done} of {len(line)} bytes of an answer")
-        self._tokens[last] += len(prompt_ids) + len(response)
+        self._tokens[last] += len(answer.prompt_ids) + len(response)
         while sum(self._tokens.values()) > self.most_tokens and len(self._tokens) > 1:
             oldest = min(self._tokens)
             segment_path(self.folder, oldest).unlink(missing_ok=True)
@@ -99,7 +100,7 @@ class AnswerStore:
         self._tokens, end = {}, 0
         for number in segment_numbers(self.folder):
             lines, end = whole_lines(segment_path(self.folder, number), 0)
-            self._tokens[number] = lines.count(b",") - lines.count(b"\n")  # a line has one comma more than tokens
+            self._tokens[number] = lines.count(b",") - 2 * lines.count(b"\n")  # a line has two commas more than tokens
         self._begin(max(self._tokens, default=0), end)
 
     def _begin(self, number: int, end: int = 0) -> int:
@@ -169,7 +170,7 @@ def whole_lines(path: Path, start: int) -> tuple[bytes, int]:
 def _parse(line: bytes) -> Answer | None:
     try:
         row = json.loads(line)
-        answer = Answer(row["prompt_ids"], row["response_ids"], float(row["temperature"]))
+        answer = Answer(row["prompt_ids"], row["response_ids"], float(row["temperature"]), bool(row.get("ruled")))
         whole = all(type(token) is int and token >= 0 for token in answer.tokens)
     except (ValueError, KeyError, TypeError):
         return None

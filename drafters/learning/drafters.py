@@ -56,8 +56,7 @@ class Drafters:
 
     def schedule(self, model: TrainedModel) -> Schedule | None:
         """Return the denoising schedule of the drafter; None if it does not denoise."""
-        args = self.args
-        return train.schedule_of(args.kind, model.config.gamma, args.denoising_steps)
+        return train.schedule_of(self.args.kind, model.config.gamma, self.args.denoising_steps)
 
     def follow(self, folder: Path, sequences: Iterable[Sequence]) -> list[Followed]:
         """Follow answers with the drafter of a folder."""

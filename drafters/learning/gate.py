@@ -19,7 +19,7 @@ from ..training.validate import Drafts, runs_along, steps_along
 
 CHANCE = 0.025
 """Largest chance that any attempt passes if no candidate is better than the drafter in use."""
-GENERAL_KEPT = 0.98
+GENERAL_KEPT = 0.9
 """Smallest tau on general answers, relative to the drafter in use and to the one the server started with."""
 FIRST_TAU = 1.3
 """Smallest tau of a first drafter, if none is in use."""

@@ -37,7 +37,7 @@ from .start import FROM_TARGET, first_drafter, settings
 from .supply import MORE, PROMPTS, Item, Supply, general_answers
 
 LEAST_ANSWERS = 24
-GENERAL_EVERY, GENERAL_AFTER_LOSS, GENERAL_AIM = 4, 2, 0.99
+GENERAL_EVERY, GENERAL_AFTER_LOSS, GENERAL_AIM = 4, 2, 0.93
 """One step in GENERAL_EVERY trains on a general answer; one in GENERAL_AFTER_LOSS after a gate with tau on them below
 GENERAL_AIM times that of the drafter in use. The gate refuses candidates that get much worse on general answers."""
 BISECTIONS = 3
@@ -309,9 +309,8 @@ class Learner:
         numbers.in_use_tau, numbers.candidate_tau = verdict.in_use_tau, verdict.candidate_tau
         about = {"steps": run.step, "anchors": run.anchors, "share": share, "passed": verdict.passed}
         self.progress.event("gate", **about, **verdict.numbers())
-        self.general_every = GENERAL_EVERY
+        self.general_every = GENERAL_AFTER_LOSS if forgets else GENERAL_EVERY
         if forgets:
-            self.general_every = GENERAL_AFTER_LOSS
             self._write_general(MORE)
         patience = self.patience
         better = verdict.candidate_tau > patience.best_tau * BETTER

@@ -13,7 +13,7 @@ from typing import Any
 from ..block import checkpoint
 from ..training.decode import FeatureSpec, decode
 from ..training.features import read_texts, usable
-from ..training.logs import LEAST_AGREEMENT, agreement, held_out, prompt_name
+from ..training.logs import LEAST_AGREEMENT, agreement, held_out, prompt_name, under_rules
 from ..training.prompts import read_samples
 from ..training.store import FeatureStore, Sequence, StoredAnswer, StoreInUse
 from ..training.target import TargetModel
@@ -108,6 +108,7 @@ class Supply:
                 before = len(store)
                 for place, sequence in batch.items():
                     answer = answers[place]
+                    sequence = under_rules(sequence, answer.temperature) if answer.ruled else sequence
                     if agreement(sequence, answer.temperature) < LEAST_AGREEMENT:
                         self.foreign += 1
                     else:

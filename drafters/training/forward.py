@@ -43,11 +43,7 @@ def load_drafter(folder: Path, target: TargetModel, dtype: torch.dtype) -> Train
 
 
 def blocks_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    context: tuple[torch.Tensor, torch.Tensor],
-    tiles: list[Tile],
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, context: tuple[torch.Tensor, torch.Tensor], tiles: list[Tile]
 ) -> torch.Tensor:
     """Return the attention [A, Q, Hq, D] of A blocks over all K keys of their own and the context that they see. q: [A,
     Q, Hq, D]. k, v: [A, K, Hkv, D]. context: keys and values [C, Hkv, D]."""

@@ -12,10 +12,11 @@ All may have a `temperature`.
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from .features import AnsweredText
@@ -46,12 +47,8 @@ class LogReader:
     def read(self, paths: list[str]) -> Iterator[AnsweredText]:
         """Yield every answer of these files; raises BadLine for a line without a readable answer, and OSError."""
         for path in paths:
-            with (
-                Path(path).open("rb") as lines,
-                tqdm(
-                    total=Path(path).stat().st_size, desc=f"log {Path(path).name}", unit="B", unit_scale=True
-                ) as progress,
-            ):
+            size, name = Path(path).stat().st_size, f"log {Path(path).name}"
+            with Path(path).open("rb") as lines, tqdm(total=size, desc=name, unit="B", unit_scale=True) as progress:
                 for number, line in enumerate(lines, 1):
                     progress.update(len(line))
                     if line.strip():
@@ -185,8 +182,20 @@ def held_out_prompts(store: FeatureStore, count: int) -> list[int]:
 
 
 def agreement(sequence: Sequence, temperature: float) -> float:
-    """Return the share of an answer's tokens that the target would write: its likeliest at 0, else one of those
-    kept."""
-    written = sequence.tokens[sequence.prompt :, None]
+    """Return the share of an answer's tokens that the target would write."""
+    return float(_likely(sequence, temperature).float().mean())
+
+
+def under_rules(sequence: Sequence, temperature: float) -> Sequence:
+    """Return an answer with the target's distribution under its request's rules, such as a grammar: certain of tokens
+    that it would not write without them."""
+    forced, ids, probs = ~_likely(sequence, temperature), sequence.top_ids.clone(), sequence.top_probs.clone()
+    ids[forced, 0] = sequence.tokens[sequence.prompt :][forced].to(ids.dtype)
+    probs[forced] = torch.eye(1, probs.shape[1], dtype=probs.dtype)
+    return replace(sequence, top_ids=ids, top_probs=probs)
+
+
+def _likely(sequence: Sequence, temperature: float) -> torch.Tensor:
+    """[S - prompt] bool, the tokens that the target would write: its likeliest at 0, else one of the likeliest."""
     likely = sequence.top_ids[:, :1] if temperature == 0 else sequence.top_ids
-    return float((written == likely).any(-1).float().mean())
+    return (sequence.tokens[sequence.prompt :, None] == likely).any(-1)

@@ -97,7 +97,7 @@ class Recipe:
 
 def learn_from(
     model: TrainedModel, frozen: FrozenTarget, step: TrainingStep, hidden: torch.Tensor, loss_weights: LossWeights, *,
-    alpha_conf: float,
+    alpha_conf: float
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Run backward from the hidden states [A, size, d] of a step's blocks; losses are means over weighted positions.
 
@@ -225,12 +225,7 @@ class TrainingRun(ABC, Generic[Model]):
             writer.writerow([f"{v:.5g}" if isinstance(v, float) else v for v in (row.get(c, "") for c in columns)])
 
     def train(
-        self,
-        store: FeatureStore,
-        held_out: list[int],
-        *,
-        follow: bool = False,
-        deadline: Deadline = NEVER,
+        self, store: FeatureStore, held_out: list[int], *, follow: bool = False, deadline: Deadline = NEVER
     ) -> None:
         """Train up to `recipe.steps`, logging means over `LOG_EVERY` steps and keeping a checkpoint from before the
         decay.
@@ -346,7 +341,7 @@ class DraftRun(TrainingRun[Model]):
         recipe = self.recipe
         steps = training_steps(
             store, numbers, self.maker(), sequences=recipe.sequences, anchors=recipe.anchors, size=size,
-            seed=recipe.seed, step=self.step,
+            seed=recipe.seed, step=self.step
         )  # fmt: skip
         return (self.batch(step, number) for number, step in enumerate(steps, self.step))
 

@@ -30,7 +30,7 @@ HURRIED = {
 def keep(folder: Path, answers: list[Answer]) -> None:
     store = AnswerStore(folder, 10**6)
     for answer in answers:
-        store.append(answer.prompt_ids, answer.response_ids, answer.temperature)
+        store.append(answer)
     store.close()
 
 

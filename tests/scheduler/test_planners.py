@@ -8,6 +8,7 @@ from finished import observe
 from planning import curve_cost, prefixes, value, view
 
 from outrider.scheduler.baselines import Synchronous
+from outrider.scheduler.contract import Budget
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.history import SAMPLES, SurvivalHistory
@@ -267,21 +268,32 @@ def test_calibrated_confidences_stay_unchanged_whatever_is_verified():
     assert planner.correction.factor == pytest.approx(1.0, abs=0.02)
 
 
-def test_requests_with_rules_do_not_affect_the_correction_of_the_rest():
+def test_requests_with_rules_have_a_correction_of_their_own():
     """A grammar rejects every draft of the first request."""
 
-    def factor(ruled: list[bool] | None) -> float:
+    def factors(ruled: list[bool] | None) -> tuple[float, float]:
         planner, rng = Asynchronous(curve_cost(2, [1.0] * 3), 1, held=1), np.random.default_rng(0)
         one, asked = np.ones(2, dtype=np.int64), np.ones(2, dtype=bool)
         for _ in range(2000):
             step, survival = view(2, 1, ruled=ruled), np.full((2, 1), 0.75, dtype=np.float32)
             planner.budget(step)
             observe(planner, step, survival, one, np.array([1, 1 + (rng.random() < 0.75)]), asked)
-        return planner.correction.factor
+        return planner.correction.factor, planner.ruled_correction.factor
 
-    assert factor([True, False]) == pytest.approx(1.0, abs=0.04)
-    assert factor([True, True]) == 1.0
-    assert factor(None) < 0.6
+    plain, ruled = factors([True, False])
+    assert plain == pytest.approx(1.0, abs=0.04)
+    assert ruled < 0.1
+    assert factors([True, True])[0] == 1.0
+    assert factors([True, True])[1] == factors(None)[0] < 0.6
+
+
+def test_each_request_is_admitted_by_its_own_correction():
+    planner = Asynchronous(curve_cost(2, [1.0] * 5), 2)
+    planner.ruled_correction.factor = 0.5
+    planner.budget(view(2, 2, ruled=[True, False]))
+    confidence = torch.tensor([[0.9, 0.8], [0.9, 0.8]])
+    admitted = planner.admit(confidence, torch.tensor([2, 2]), Budget(draft=True, tokens=None, least=0.4))
+    assert admitted.tolist() == [1, 2]  # survivals 0.45 and 0.36, 0.9 and 0.72
 
 
 @pytest.mark.parametrize("requests", [1, 32])

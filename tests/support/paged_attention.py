@@ -12,9 +12,8 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 
 from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.ragged import flatten_bucket
-from outrider.server.plugin.decode.flatten import FlatVerify
 from outrider.server.plugin.hooks.platform import OutriderCpuPlatform
-from outrider.server.plugin.spec_inputs import VerifyInput, indptr, ragged_layout
+from outrider.server.plugin.spec_inputs import FlatVerify, VerifyInput, indptr, ragged_layout
 
 CONTEXT = 512
 

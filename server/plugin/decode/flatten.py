@@ -10,24 +10,10 @@ import torch
 from outrider.drafters.base import Draft
 from outrider.kernels.ragged import flatten_bucket, flatten_verify
 
+from ..spec_inputs import FlatVerify
+
 if TYPE_CHECKING:
     from .sampling import Sampling
-
-
-@dataclass(frozen=True, slots=True)
-class FlatVerify:
-    """One verify batch, flattened: B = sum(1 + verify_lens) tokens, or a larger bucket that ends in padding.
-
-    input_ids, positions, slots: [B] int64. qo_indptr: [R+1] int64. request: [B] int64, the request of each token.
-    step: [B] int64, k: 0 is the anchor, 1..verify_len the drafted tokens. For padding see `flatten_bucket`.
-    """
-
-    input_ids: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
-    qo_indptr: torch.Tensor
-    request: torch.Tensor
-    step: torch.Tensor
 
 
 def flatten(

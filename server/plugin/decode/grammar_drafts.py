@@ -45,12 +45,11 @@ class GrammarDrafts:
         tokens = torch.zeros(len(self.reqs), gamma, dtype=torch.int64)
         lens, confidence = torch.zeros_like(self.anchors), torch.zeros(len(self.reqs), gamma)
         for place, grammar in self._grammars():
-            forced = grammar.forced_tokens(gamma)
+            with grammar.forced.budget:
+                forced = grammar.forced.tokens(grammar.matcher, grammar.accepted_tokens, gamma)
             if count := len(forced.tokens):
-                tokens[place, :count], confidence[place, :count] = (
-                    torch.tensor(forced.tokens),
-                    torch.tensor(forced.chances),
-                )
+                tokens[place, :count] = torch.tensor(forced.tokens)
+                confidence[place, :count] = torch.tensor(forced.chances)
                 lens[place] = count
         return ForcedTokens(tokens, lens, confidence) if bool(lens.any()) else None
 
@@ -62,7 +61,9 @@ class GrammarDrafts:
             if not lens[place] or not decided[place] or (by_grammar is not None and by_grammar[place]):
                 continue
             drafted = tokens[place, : lens[place]].tolist()
-            allowed, more = grammar.forced_after(drafted, width - len(drafted))
+            with grammar.forced.budget:
+                answer, most = grammar.accepted_tokens, width - len(drafted)
+                allowed, more = grammar.forced.after(grammar.matcher, answer, drafted, most)
             lens[place] = end = allowed + len(more.tokens)
             if more.tokens:
                 tokens[place, allowed:end] = torch.tensor(more.tokens)

@@ -17,7 +17,8 @@ import torch
 from outrider.drafters.slot_tokens import SlotTokens
 from outrider.kernels.upload import upload
 
-from .flatten import FlatVerify
+from ..grammars.masks import apply_masks, fill_masks
+from ..spec_inputs import FlatVerify
 
 TOGETHER = 8
 """Requests with penalties that are processed at once: each takes a few copies of gamma + 1 float32 rows."""
@@ -82,10 +83,11 @@ class LogitRules:
         """Logits [B, V] of a verification after the rules; they become those of `logits_output`.
 
         draft: [R, gamma] int64, the drafted tokens. longest: the host's upper bound of seq_lens. exact: return
-        float32 logits even if no rule changes them; otherwise only the largest of each row is needed.
+        float32 logits even if nothing is added to them; otherwise only the largest of each row is needed.
         """
         ruled = has_rules(batch.reqs, batch.sampling_info)
-        if ruled or exact:
+        masks_alone = logits_output.next_token_logits.is_cpu and not adds_to_logits(batch.sampling_info)
+        if exact or (ruled and not masks_alone):
             logits_output.next_token_logits = logits_output.next_token_logits.float()
         logits: torch.Tensor = logits_output.next_token_logits
         if ruled:
@@ -117,11 +119,12 @@ class LogitRules:
 
 def has_rules(reqs: Sequence[Any], sampling_info: Any) -> bool:
     """True if `apply_rules` would change anything."""
-    return (
-        sampling_info.acc_additive_penalties is not None  # some request of the batch has a penalty
-        or sampling_info.logit_bias is not None
-        or any(req.grammar is not None for req in reqs)
-    )
+    return adds_to_logits(sampling_info) or any(req.grammar is not None for req in reqs)
+
+
+def adds_to_logits(sampling_info: Any) -> bool:
+    """True if some request of the batch has a penalty or a bias."""
+    return sampling_info.acc_additive_penalties is not None or sampling_info.logit_bias is not None
 
 
 def apply_rules(
@@ -200,16 +203,13 @@ def _apply_grammar(
     logits: torch.Tensor, reqs: Sequence[Any], sampling_info: Any, context: RowContext, barrier: Any
 ) -> None:
     """Mask tokens that each request's grammar forbids. Rows after a draft token that it rejects are never reached."""
-    from sglang.srt.constrained.base_grammar_backend import GrammarMask
-    from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
-
-    width = context.block.shape[1]
-    child = torch.arange(1, width + 1).expand(len(reqs), -1)
-    child = torch.where(child <= context.verify_lens.cpu()[:, None], child, -1)
-    tree = GrammarTree.from_host(child, torch.full_like(child, -1), context.block.cpu())
-    mask = build_grammar_vocab_mask(
-        reqs=reqs, tree=tree, sampling_info=sampling_info, device=logits.device, barrier=barrier
-    )
-    if mask is not None:
-        rows = context.request * width + context.step.clamp(max=width - 1)  # padding is masked like a last row
-        GrammarMask(mask.grammar, mask.vocab_mask[rows].contiguous()).apply(logits)
+    if barrier is not None:
+        barrier()
+    sampling_info.grammar_mask = None  # SGLang's, of the prefill
+    grammar = next(req.grammar for req in reqs if req.grammar is not None)
+    masks, row = grammar.allocate_vocab_mask(sampling_info.vocab_size, len(logits), "cpu"), 0
+    for req, draft, length in zip(reqs, context.block[:, 1:].tolist(), context.verify_lens.tolist(), strict=True):
+        if req.grammar is not None:
+            fill_masks(req.grammar, draft[:length], masks, row)
+        row += length + 1
+    apply_masks(grammar, masks, logits)

@@ -8,7 +8,7 @@ from sglang.srt.layers.logprob_processor import OutputLogprobProcessor
 
 from outrider.kernels.upload import upload
 
-from .flatten import FlatVerify
+from ..spec_inputs import FlatVerify
 
 
 def write_logprobs(logits_output: Any, batch: Any, logits: torch.Tensor, tokens: torch.Tensor) -> None:

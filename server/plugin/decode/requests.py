@@ -126,10 +126,13 @@ class RequestTable:
         planned, levels, ruled = self.planned[rows], self.levels[rows], self.ruled[rows]
         numbers = {name: column[rows] for name, column in self.numbers.items()}
         numbers = {name: column for name, column in numbers.items() if column.any()}
+        adapters, groups = numbers.get("adapters"), None
+        if adapters is not None or ruled.any():  # of requests that are accepted alike
+            groups = ruled + (0 if adapters is None else 2 * adapters)
         view = StepView(
             rows=rows, generations=self.generations[rows], contexts=np.zeros_like(rows), limits=self.limits[rows],
             levels=levels, progress=np.full(len(rows), np.inf), ruled=ruled if ruled.any() else None,
-            groups=numbers.get("adapters"),
+            groups=groups,
         )  # fmt: skip
         every, level = bool(planned.all()), bool(levels.any())
         self._running = Entries(view, self.lengths[rows], planned, numbers, all_planned=every, any_level=level)

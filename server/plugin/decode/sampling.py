@@ -17,7 +17,7 @@ from outrider.kernels.noise import Purpose, draft_keys, streams, substreams, uni
 from outrider.kernels.sampling import Rules, argmax, draw_tokens, target_probs
 from outrider.scheduler.calibration.classes import classes_of
 
-from .flatten import FlatVerify
+from ..spec_inputs import FlatVerify
 from .requests import RequestTable
 
 

@@ -18,7 +18,8 @@ from outrider.kernels.ragged import commit, copy_all
 from outrider.kernels.sampling import Rules
 from outrider.scheduler.buckets import TokenBuckets
 
-from .flatten import FlatVerify, StepBatch
+from ..spec_inputs import FlatVerify
+from .flatten import StepBatch
 from .logit_rules import has_rules
 
 if TYPE_CHECKING:  # tests/gpu/kernels run without SGLang

@@ -16,7 +16,8 @@ from outrider.kernels.drafts import admit, weigh_drafts
 from outrider.kernels.ragged import commit
 from outrider.kernels.sampling import Rules
 
-from .flatten import FlatVerify, flatten
+from ..spec_inputs import FlatVerify
+from .flatten import flatten
 from .sampling import Sampling
 
 WHOLE = 64

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Gauge
@@ -18,13 +15,14 @@ from sglang.srt.constrained.base_grammar_backend import (
     GrammarStats,
     InvalidGrammarObject,
 )
-from sglang.srt.constrained.xgrammar_backend import MAX_ROLLBACK_TOKENS, XGrammarGrammar, XGrammarGrammarBackend
+from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar, XGrammarGrammarBackend
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
-from xgrammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, TokenizerInfo
+from xgrammar import CompiledGrammar, GrammarCompiler, TokenizerInfo
 
 from .budget import GrammarBudget
 from .folder import CompileOptions, GrammarFolder, name_of
-from .forced import Forced, ForcedText, Spelling
+from .forced import ForcedText, Spelling
+from .json_style import JsonStyle
 from .rewrite import rewritten
 
 CACHE_BYTES = 64 * 1024 * 1024
@@ -51,16 +49,13 @@ class GrammarCache:
             registry=registry,
         )
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     def get(self, key: tuple[str, str]) -> BaseGrammarObject | None:
         kept = self._kept.get(key)
         if kept is None:
             return None
         self._kept.move_to_end(key)
-        shared = getattr(followed(kept[0]), "shared", None)
-        return InvalidGrammarObject(TOO_SLOW) if shared is not None and shared.refused else kept[0]
+        refused = getattr(followed(kept[0]), "refused", None)
+        return InvalidGrammarObject(TOO_SLOW) if refused is not None and refused.is_set() else kept[0]
 
     def __setitem__(self, key: tuple[str, str], grammar: BaseGrammarObject) -> None:
         self._drop(key)
@@ -93,22 +88,17 @@ def followed(grammar: Any) -> Any:
     return getattr(grammar, "grammar", grammar)
 
 
-@dataclass(slots=True)
-class SharedState:
-    """State that copies of a grammar share. refused: following one of them took too long."""
-
-    refused: bool = False
-
-
 class BoundedGrammar(XGrammarGrammar):
     """A grammar that is no longer followed after it exceeds its time limit; its requests then end with an error.
 
     Masks are made in the middle of a verification, so it must not raise: until its requests end it allows all tokens.
+    grammar: SGLang's at its beginning, which it replaces. unlimited: without time limit.
     """
 
-    def __init__(self, *args: Any, budget: GrammarBudget, forced: ForcedText, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.budget, self.shared, self.forced = budget, SharedState(), forced
+    def __init__(self, grammar: XGrammarGrammar, forced: ForcedText, *, unlimited: bool = False) -> None:
+        self.__dict__.update(vars(grammar))
+        self.budget, self.forced = GrammarBudget(unlimited=unlimited), forced
+        self.refused = threading.Event()  # shared by all copies: following one of them took too long
         self._not_accepted = 0  # tokens since it is no longer followed
 
     def fill_vocab_mask(self, vocab_mask: Any, idx: int) -> None:
@@ -128,16 +118,6 @@ class BoundedGrammar(XGrammarGrammar):
         """True while it may be followed for drafts."""
         return not (self.budget.exceeded or self.forced.budget.exceeded or self.is_terminated())
 
-    def forced_tokens(self, most: int) -> Forced:
-        """`ForcedText.tokens` after the answer so far."""
-        with self.forced.budget:
-            return self.forced.tokens(self.matcher, self.accepted_tokens, most)
-
-    def forced_after(self, draft: Sequence[int], most: int) -> tuple[int, Forced]:
-        """`ForcedText.after` the answer so far and a draft."""
-        with self.forced.budget:
-            return self.forced.after(self.matcher, self.accepted_tokens, draft, most)
-
     def rollback(self, k: int) -> None:
         skipped = min(k, self._not_accepted)
         self._not_accepted -= skipped
@@ -145,36 +125,9 @@ class BoundedGrammar(XGrammarGrammar):
             super().rollback(k - skipped)
 
     def copy(self) -> BoundedGrammar:
-        stats = self.grammar_stats
-        if stats is not None:
-            stats = dataclasses.replace(stats, is_cache_hit=True, tree_traversal_time=[])
-        copied = bounded(
-            self.ctx,
-            self.vocab_size,
-            self.override_stop_tokens,
-            self.key_string,
-            stats,
-            self.budget.unlimited,
-            self.forced.anew(),
-        )
-        copied.shared = self.shared
+        copied = BoundedGrammar(super().copy(), self.forced.anew(), unlimited=self.budget.unlimited)
+        copied.refused = self.refused
         return copied
-
-
-def bounded(
-    compiled: CompiledGrammar,
-    vocab_size: int,
-    stops: Any,
-    key: str | None,
-    stats: Any,
-    unlimited: bool,
-    forced: ForcedText,
-) -> BoundedGrammar:
-    """Return a grammar at its beginning. stops: tokens that end it, None for the tokenizer's. unlimited: without time
-    limit."""
-    matcher = GrammarMatcher(compiled, max_rollback_tokens=MAX_ROLLBACK_TOKENS, override_stop_tokens=stops)
-    budget = GrammarBudget(unlimited=unlimited)
-    return BoundedGrammar(matcher, vocab_size, compiled, stops, key, stats, budget=budget, forced=forced)
 
 
 class BoundedBackend(XGrammarGrammarBackend):
@@ -213,9 +166,9 @@ class BoundedBackend(XGrammarGrammarBackend):
         return self._from_context(compiled, text, GrammarStats(dispatch_type=kind))
 
     def _from_context(self, ctx: CompiledGrammar, key_string: str, grammar_stats: GrammarStats) -> BoundedGrammar:
-        forced = ForcedText(self._spelling, json=grammar_stats.dispatch_type == "json")
-        stops = self.override_stop_tokens
-        return bounded(ctx, self.vocab_size, stops, key_string, grammar_stats, self._unlimited, forced)
+        styles = {"json": JsonStyle(), "structural_tag": JsonStyle(tagged=True)}
+        forced = ForcedText(self._spelling, styles.get(str(grammar_stats.dispatch_type)))
+        return BoundedGrammar(super()._from_context(ctx, key_string, grammar_stats), forced, unlimited=self._unlimited)
 
 
 def bound(backend: BaseGrammarBackend) -> None:
@@ -234,6 +187,6 @@ def end_if_too_slow(req: Any) -> bool:
     grammar = followed(req.grammar)
     if not isinstance(grammar, BoundedGrammar) or not grammar.budget.exceeded:
         return False
-    grammar.shared.refused = True
+    grammar.refused.set()
     req.to_finish = FINISH_ABORT(TOO_SLOW, 400, "BadRequestError")
     return True

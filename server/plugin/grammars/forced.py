@@ -1,17 +1,13 @@
 """Text that a grammar forces, as tokens to draft.
 
-A grammar often leaves one way to go on: names of properties, punctuation, the rest of a word of an enumeration. Such
-text costs no drafter. It is a draft like every other: a mask allows every way to split it into tokens, so the target
-may choose another one, and verification decides.
-
-In JSON white space is free almost everywhere. There the text goes on with the answer's own style (`JsonStyle`) if only
-one token of JSON may come next.
+A grammar often leaves one way to go on: names of properties, punctuation, the rest of a word of an enumeration. The
+target may split it into other tokens, so it is verified like every draft. In JSON white space is free almost
+everywhere; it is drafted in the answer's own style (`JsonStyle`) if only one token of JSON may follow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -28,26 +24,23 @@ FIRST_CHARACTERS = '":,{}[]tfn-01'
 """First characters of all tokens of JSON. 0 and 1 represent digits: few schemas refuse both."""
 KEPT, PRIOR = 0.9, 4.0
 """Weight that a counted token keeps, and weight of the first guesses."""
-FIRST_GUESSES = 0.95, 0.7
-"""Chances that a token is accepted, without and with guessed white space in the draft up to it."""
+FIRST_GUESSES = (0.95, 0.75), (0.98, 0.95)
+"""Chances that a draft's first token is accepted, and each later one, without and with guessed white space up to it.
+Most drafts are wrong at once or not at all."""
 
 
 class Spelling:
     """Tokens of text. encode: tokens of a text, without special ones. vocabulary: bytes of each token."""
 
-    def __init__(self, encode: Callable[[str], list[int]], vocabulary: Callable[[], Sequence[bytes]]):
-        self.encode, self._vocabulary = encode, vocabulary
+    def __init__(self, encode: Callable[[str], list[int]], vocabulary: Sequence[bytes]):
+        self.encode, self.vocabulary = encode, vocabulary
 
     @classmethod
     def of(cls, tokenizer: Any, info: TokenizerInfo) -> Spelling:
         """Return the spelling of a Hugging Face tokenizer. info: xgrammar's view of it."""
         fast = getattr(tokenizer, "backend_tokenizer", None)
         encode = tokenizer.encode if fast is None else lambda text, **flags: fast.encode(text, **flags).ids
-        return cls(lambda text: list(encode(text, add_special_tokens=False)), lambda: info.decoded_vocab)
-
-    @cached_property
-    def vocabulary(self) -> Sequence[bytes]:
-        return self._vocabulary()
+        return cls(lambda text: list(encode(text, add_special_tokens=False)), info.decoded_vocab)
 
     def text(self, tokens: Sequence[int]) -> str:
         """Text of tokens, one character for each byte: punctuation of JSON is never part of another character."""
@@ -55,11 +48,14 @@ class Spelling:
 
     def after(self, tokens: Sequence[int], text: str) -> tuple[list[int], bool]:
         """Tokens of `text` after `tokens`; and whether the tokenizer keeps these as they are."""
+        known = list(tokens[-TAIL:])
         try:
-            before = b"".join(self.vocabulary[token] for token in tokens[-TAIL:]).decode()
+            before = b"".join(self.vocabulary[token] for token in known).decode()
         except UnicodeDecodeError:  # the tail begins within a character
             return self.encode(text), True
-        known, whole = self.encode(before), self.encode(before + text)
+        whole = self.encode(before + text)
+        if whole[: len(known)] != known:
+            known = self.encode(before)
         if whole[: len(known)] == known:
             return whole[len(known) :], True
         return self.encode(text), False
@@ -73,28 +69,27 @@ class Forced(NamedTuple):
 
 
 class ForcedText:
-    """The forced text of one answer. json: its grammar is a JSON schema. spelling: of the tokenizer.
+    """The forced text of one answer. style: of its JSON; None: it has none. spelling: of the tokenizer.
 
     budget: processor time that drafting takes. A grammar that exceeds it is not drafted for any more.
     """
 
-    def __init__(self, spelling: Spelling, *, json: bool):
-        self.spelling, self.budget = spelling, GrammarBudget()
-        self.style = JsonStyle() if json else None
+    def __init__(self, spelling: Spelling, style: JsonStyle | None = None):
+        self.spelling, self.style, self.budget = spelling, style, GrammarBudget()
         self._read = 0
         self._draft: list[int] = []
         self._guessed: list[bool] = []
-        self._counts = [[guess * PRIOR, PRIOR] for guess in FIRST_GUESSES]  # accepted, seen
+        self._counts = [[[guess * PRIOR, PRIOR] for guess in guesses] for guesses in FIRST_GUESSES]  # accepted, seen
 
     def anew(self) -> ForcedText:
         """The same for another answer."""
-        return ForcedText(self.spelling, json=self.style is not None)
+        return ForcedText(self.spelling, None if self.style is None else JsonStyle(tagged=self.style.tagged))
 
     def read(self, accepted: Sequence[int]) -> None:
         """Read the answer's tokens so far, and count which of the last draft's were right."""
         new = accepted[self._read :]
-        for token, drafted, guessed in zip(new, self._draft, self._guessed, strict=False):
-            counts = self._counts[guessed]
+        for place, (token, drafted, guessed) in enumerate(zip(new, self._draft, self._guessed, strict=False)):
+            counts = self._counts[place > 0][guessed]
             counts[0], counts[1] = KEPT * counts[0] + (token == drafted), KEPT * counts[1] + 1
             if token != drafted:
                 break
@@ -103,8 +98,7 @@ class ForcedText:
             self.style.read(self.spelling.text(new))
 
     def tokens(self, matcher: Any, accepted: Sequence[int], most: int) -> Forced:
-        """Return up to `most` tokens that the grammar forces after `accepted`. matcher: xgrammar's, after these
-        tokens; it is not changed."""
+        """Up to `most` tokens that the grammar forces after `accepted`. matcher: xgrammar's there, left as it is."""
         self.read(accepted)
         if self.style is not None and self.style.in_string and not _forced(matcher):
             return Forced([], [])  # most tokens are in strings, and a fork takes time
@@ -133,7 +127,7 @@ class ForcedText:
         return tokens, [end > sure for end in ends]
 
     def _chances(self, guessed: Sequence[bool]) -> list[float]:
-        return [self._counts[each][0] / self._counts[each][1] for each in guessed]
+        return [accepted / seen for accepted, seen in (self._counts[i > 0][each] for i, each in enumerate(guessed))]
 
     def _text(self, matcher: Any, style: JsonStyle | None, before: Sequence[int]) -> tuple[str, int]:
         """Return forced text after the tokens `before`, and its bytes before the first guess. Advances matcher and
@@ -141,7 +135,7 @@ class ForcedText:
         text, sure = "", -1
         while len(text) < MOST_CHARACTERS and not matcher.is_terminated():
             if not (forced := _forced(matcher)):
-                if style is None or style.in_string:
+                if style is None or style.in_string or style.outside:
                     break
                 if (next_token := self._next(matcher, style, before, first=not text)) is None:
                     break

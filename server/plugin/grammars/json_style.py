@@ -1,10 +1,11 @@
 """The white space of a JSON answer, so that the next one can be guessed.
 
-A schema allows any white space between tokens of JSON, so a grammar forces little text. But an answer has one style:
-compact, or a new line and an indentation for each member. A wrong guess changes no answer: the target verifies it.
+An answer has one style: compact, or a new line and an indentation for each member. The target verifies each guess.
 """
 
 from __future__ import annotations
+
+from copy import copy
 
 WHITE_SPACE = " \n\t\r"
 OPENING, CLOSING = "{[", "}]"
@@ -15,23 +16,26 @@ INDENTATION = "  "
 class JsonStyle:
     """Reads an answer and remembers the white space between two tokens of JSON, by their kinds and depth.
 
+    tagged: the JSON is in other text, as in tool calls.
     pending: white space after the last token of JSON. in_string: the text ends within a string.
     """
 
-    __slots__ = ("_after", "_before", "_depth", "_escaped", "_unit", "in_string", "pending")
+    __slots__ = ("_after", "_before", "_depth", "_escaped", "_unit", "in_string", "pending", "tagged")
 
-    def __init__(self) -> None:
-        self.pending, self.in_string = "", False
+    def __init__(self, *, tagged: bool = False) -> None:
+        self.pending, self.in_string, self.tagged = "", False, tagged
         self._before = ""  # the last token of JSON: "{", "[", ",", ":", or "v" of a value, "" at the beginning
         self._depth, self._escaped, self._unit = 0, False, INDENTATION
         self._after: dict[tuple[str, str, int], str] = {}
 
+    @property
+    def outside(self) -> bool:
+        """True if the text ends outside of JSON."""
+        return self.tagged and not self._depth
+
     def copy(self) -> JsonStyle:
         """Return a style with its own position that shares the learned white space."""
-        style = JsonStyle.__new__(JsonStyle)
-        for name in self.__slots__:
-            setattr(style, name, getattr(self, name))
-        return style
+        return copy(self)
 
     def read(self, text: str, *, learn: bool = True) -> None:
         """Read the next text of the answer."""
@@ -41,6 +45,8 @@ class JsonStyle:
                     self._escaped = not self._escaped
                 elif char == '"':
                     self.in_string = False
+            elif self.outside and char != "{":
+                continue
             elif char in WHITE_SPACE:
                 self.pending += char
             else:

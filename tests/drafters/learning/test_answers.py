@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from outrider.drafters.learning import answers
-from outrider.drafters.learning.answers import LONGEST, SEGMENTS, AnswerReader, AnswerStore, candidate_names, forget
+from outrider.drafters.learning.answers import (
+    LONGEST,
+    SEGMENTS,
+    Answer,
+    AnswerReader,
+    AnswerStore,
+    candidate_names,
+    forget,
+)
 from outrider.drafters.training.logs import held_out, prompt_name
 
 
@@ -19,11 +27,11 @@ def segments(folder: Path) -> list[Path]:
 def test_appended_answers_are_read_once(tmp_path: Path) -> None:
     store, reader = AnswerStore(tmp_path, 10**6), AnswerReader(tmp_path)
     assert reader.read() == []
-    assert store.append([1, 2, 3], [4, 5], 0.7)
+    assert store.append(Answer([1, 2, 3], [4, 5], 0.7))
     (found,) = reader.read()
     assert (found.prompt_ids, found.response_ids, found.temperature) == ([1, 2, 3], [4, 5], 0.7)
     assert reader.read() == []
-    store.append([9], [8, 7], 0.0)
+    store.append(Answer([9], [8, 7], 0.0))
     assert [answer.tokens for answer in reader.read()] == [[9, 8, 7]]
     assert [len(answer.tokens) for answer in AnswerReader(tmp_path).read()] == [5, 3]
     for path in (tmp_path / "answers", *segments(tmp_path)):
@@ -32,11 +40,11 @@ def test_appended_answers_are_read_once(tmp_path: Path) -> None:
 
 def test_short_and_long_answers(tmp_path: Path) -> None:
     store = AnswerStore(tmp_path, 10**6)
-    assert not store.append([1], [2], 0.0)
-    assert not store.append([], [2, 3], 0.0)
-    assert not store.append([1] * (LONGEST + 1), [2] * 9, 0.0)
-    assert not store.append([1] * (LONGEST - 1), [2] * 9, 0.0)
-    assert store.append([1] * (LONGEST - 2), [2] * 9, 0.0)
+    assert not store.append(Answer([1], [2], 0.0))
+    assert not store.append(Answer([], [2, 3], 0.0))
+    assert not store.append(Answer([1] * (LONGEST + 1), [2] * 9, 0.0))
+    assert not store.append(Answer([1] * (LONGEST - 1), [2] * 9, 0.0))
+    assert store.append(Answer([1] * (LONGEST - 2), [2] * 9, 0.0))
     assert [len(answer.tokens) for answer in AnswerReader(tmp_path).read()] == [LONGEST]
 
 
@@ -48,7 +56,7 @@ def test_the_oldest_segments_go(tmp_path: Path) -> None:
         if i == 300:
             store.close()
             store = AnswerStore(tmp_path, bound)
-        store.append([i], [1] * 9, 0.0)
+        store.append(Answer([i], [1] * 9, 0.0))
         there = [answer.prompt_ids[0] for answer in AnswerReader(tmp_path).read()]
         assert there == list(range(i - len(there) + 1, i + 1))
         assert 10 * len(there) <= bound
@@ -62,18 +70,18 @@ def test_a_store_is_opened_without_parsing_its_answers(tmp_path: Path, monkeypat
     """It still knows each segment's tokens, so the next surplus segment displaces the oldest."""
     store, parsed = AnswerStore(tmp_path, 1600), []
     for i in range(160):
-        store.append([i], [1] * 9, 0.5)
+        store.append(Answer([i], [1] * 9, 0.5))
     store.close()
     monkeypatch.setattr(answers, "_parse", parsed.append)
     again, before = AnswerStore(tmp_path, 1600), segments(tmp_path)
     assert not parsed
-    again.append([1], [2, 3], 0.5)
+    again.append(Answer([1], [2, 3], 0.5))
     assert segments(tmp_path)[:-1] == before[1:]
 
 
 def test_half_a_line_is_left_out_and_cut_off(tmp_path: Path) -> None:
     store = AnswerStore(tmp_path, 10**6)
-    store.append([1], [2, 3], 0.0)
+    store.append(Answer([1], [2, 3], 0.0))
     reader = AnswerReader(tmp_path)
     assert len(reader.read()) == 1
     (path,) = segments(tmp_path)
@@ -83,7 +91,7 @@ def test_half_a_line_is_left_out_and_cut_off(tmp_path: Path) -> None:
         assert reader.read() == []
         again = AnswerStore(tmp_path, 10**6)
         assert path.read_bytes() == whole
-        again.append([7], [8, 9], 0.0)
+        again.append(Answer([7], [8, 9], 0.0))
         assert [answer.prompt_ids for answer in reader.read()] == [[7]]
         path.write_bytes(whole)
         reader = AnswerReader(tmp_path)
@@ -101,21 +109,21 @@ def test_half_a_line_is_left_out_and_cut_off(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_lines_that_are_no_answer_are_left_out(tmp_path: Path, line: str) -> None:
     store = AnswerStore(tmp_path, 10**6)
-    store.append([1], [2, 3], 0.0)
+    store.append(Answer([1], [2, 3], 0.0))
     with segments(tmp_path)[0].open("a") as file:
         file.write(line + "\n")
-    store.append([4], [5, 6], 0.0)
+    store.append(Answer([4], [5, 6], 0.0))
     assert [answer.prompt_ids for answer in AnswerReader(tmp_path).read()] == [[1], [4]]
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store, write = AnswerStore(tmp_path, 10**6), os.write
-    store.append([1], [2, 3], 0.0)
+    store.append(Answer([1], [2, 3], 0.0))
     monkeypatch.setattr(os, "write", lambda handle, text: write(handle, text[:5]))
     with pytest.raises(OSError, match="the disk took 5 of"):
-        store.append([4], [5, 6], 0.0)
+        store.append(Answer([4], [5, 6], 0.0))
     monkeypatch.setattr(os, "write", write)
-    store.append([7], [8, 9], 0.0)
+    store.append(Answer([7], [8, 9], 0.0))
     assert [answer.prompt_ids for answer in AnswerReader(tmp_path).read()] == [[1], [7]]
 
 
@@ -128,7 +136,7 @@ def test_one_prompt_in_eight_is_held_out_by_itself_alone() -> None:
 def test_forget_deletes_everything_and_the_writer_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "learner"
     store = AnswerStore(folder, 10**6)
-    store.append([1], [2, 3], 0.0)
+    store.append(Answer([1], [2, 3], 0.0))
     for name in ("features/general", "run", "drafters/0004", "drafters/0012"):
         (folder / name).mkdir(parents=True)
         (folder / name / "file").write_text("x")
@@ -139,7 +147,7 @@ def test_forget_deletes_everything_and_the_writer_goes_on(tmp_path: Path) -> Non
     assert {path.name for path in folder.iterdir()} <= {"state.json", ".learner.json.killed"}
     assert json.loads((folder / "state.json").read_text()) == {"in_use": None, "refused": ["0013"]}
     assert candidate_names(folder) == ["0013"]
-    store.append([4], [5, 6], 0.0)
+    store.append(Answer([4], [5, 6], 0.0))
     assert [answer.prompt_ids for answer in AnswerReader(folder).read()] == [[4]]
     forget(folder)
     assert AnswerReader(folder).read() == []
@@ -152,7 +160,7 @@ def test_forget_deletes_everything_and_the_writer_goes_on(tmp_path: Path) -> Non
 def test_forget_refuses_foreign_folders(tmp_path: Path, foreign: str) -> None:
     with pytest.raises(ValueError, match="is no learner's folder"):
         forget(tmp_path)
-    AnswerStore(tmp_path, 10**6).append([1], [2, 3], 0.0)
+    AnswerStore(tmp_path, 10**6).append(Answer([1], [2, 3], 0.0))
     (tmp_path / foreign).write_text("x")
     with pytest.raises(ValueError, match="is no learner's folder"):
         forget(tmp_path)
@@ -166,9 +174,9 @@ def test_forget_refuses_foreign_folders(tmp_path: Path, foreign: str) -> None:
 def test_answers_are_kept_again_after_a_segment_could_not_be_begun(tmp_path: Path) -> None:
     """The store was just forgotten, or no file can be opened."""
     store = AnswerStore(tmp_path, 16 * SEGMENTS)
-    store.append([1], [2] * 20, 0.0)
+    store.append(Answer([1], [2] * 20, 0.0))
     (tmp_path / "answers").rename(tmp_path / "aside")
     with pytest.raises(OSError, match="No such file"):
-        store.append([1], [3] * 20, 0.0)
-    assert store.append([1], [4] * 20, 0.0)
+        store.append(Answer([1], [3] * 20, 0.0))
+    assert store.append(Answer([1], [4] * 20, 0.0))
     assert [answer.response_ids[0] for answer in AnswerReader(tmp_path).read()] == [4]

@@ -89,10 +89,10 @@ def test_repeated_requests_of_one_prompt_are_one_observation() -> None:
 
 
 def test_a_drafter_worse_on_general_answers_fails() -> None:
-    assert judge([20] * 10, [30] * 10, general=answers([31] * 4)).reason == "worse on general answers"
-    assert judge([20] * 10, [30] * 10, general=answers([30, 30, 30, 32])).passed
-    # 2 % worse than the drafter in use, again and again, would be much worse than the first drafter
-    assert judge([20] * 10, [30] * 10, first_general=2.1).reason == "worse on general answers"
+    assert judge([20] * 10, [30] * 10, general=answers([34] * 4)).reason == "worse on general answers"
+    assert judge([20] * 10, [30] * 10, general=answers([33] * 4)).passed
+    # 10 % worse than the drafter in use, again and again, would be much worse than the first drafter
+    assert judge([20] * 10, [30] * 10, first_general=2.3).reason == "worse on general answers"
 
 
 def test_the_first_drafter_has_to_be_worth_it() -> None:

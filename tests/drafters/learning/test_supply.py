@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from outrider.drafters.learning.supply import MORE, PROMPTS, general_answers, open_store
+from outrider.drafters.learning.answers import Answer
+from outrider.drafters.learning.supply import MORE, PROMPTS, Supply, general_answers, open_store
 from outrider.drafters.training.store import StoreInUse
 from outrider.drafters.training.target import TargetModel
 
@@ -26,6 +27,28 @@ def test_a_store_of_other_layers_is_emptied(tmp_path: Path) -> None:
     (folder / "left").touch()
     open_store(folder, 8, {"layers": [2]})
     assert not (folder / "left").exists()
+
+
+def test_answers_under_rules_teach_the_tokens_that_the_rules_left(
+    tmp_path: Path, learned_target: Path, answers: list[Answer]
+) -> None:
+    """The target would write another second half; without rules the answer counts as another model's."""
+    target = TargetModel.load(str(learned_target), dtype=torch.float32)
+    supply = Supply(tmp_path, target, (1,), 10**7)
+    prompt, response, half = answers[0].prompt_ids, list(answers[0].response_ids), len(answers[0].response_ids) // 2
+    response[half:] = [(token + 1) % 40 for token in response[half:]]
+    for ruled in (False, True):
+        assert len(list(supply.read([Answer(prompt, response, 0.0, ruled)]))) == 1
+        assert (len(supply.items), supply.foreign) == (int(ruled), 1)
+    kept = supply[supply.items[0]]
+    written = torch.tensor(response)
+    assert (kept.top_ids[:, 0] == written).all()
+    certain = kept.top_probs[:, 0] == 1
+    assert certain[half:].float().mean() > 0.8
+    assert (kept.top_probs[certain, 1:] == 0).all()
+    free = kept.top_probs[:half]
+    assert (free[:, 0] >= free[:, 1]).all()
+    assert (free[:, 1] > 0).all()
 
 
 @pytest.mark.slow

@@ -156,7 +156,7 @@ def test_folders_of_keys(tmp_path: Path) -> None:
     assert made.parent.name + "/" + made.name == Owner("ann").learner != Owner("bob").learner
     assert not any(path.stat().st_mode & 0o077 for path in (made, made.parent, made / "key.json"))
     assert owners.owner_of(tmp_path) is None
-    AnswerStore(made, 10**6).append([1], [2, 3], 0.0)
+    AnswerStore(made, 10**6).append(Answer([1], [2, 3], 0.0))
     ServerState("0003").write(made)
     forget(tmp_path / "root")
     assert not AnswerReader(made).read()

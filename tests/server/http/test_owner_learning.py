@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.drafters.learning.answers import KEYS, AnswerStore, ServerState, forget
+from outrider.drafters.learning.answers import KEYS, Answer, AnswerStore, ServerState, forget
 from outrider.drafters.learning.owners import MODEL, Owner, learners, owner_of
 from outrider.server.http import learning
 from outrider.server.http.keys import admission
@@ -82,7 +82,7 @@ def drafter(one: KeyLearning, key: Key) -> str:
 def learned(root: Path, owner: str | Owner, *drafters: str) -> Path:
     """A learner's folder with answers and these candidates; owner: also a key's name."""
     folder = root / (Owner(owner) if isinstance(owner, str) else owner).learner
-    AnswerStore(folder, 10**6).append([1], [2, 3], 0.0)
+    AnswerStore(folder, 10**6).append(Answer([1], [2, 3], 0.0))
     for drafter in drafters:
         made = folder / "drafters" / drafter
         made.mkdir(parents=True)

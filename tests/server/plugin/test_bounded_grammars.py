@@ -7,13 +7,15 @@ import torch
 import xgrammar
 from prometheus_client import CollectorRegistry
 from sglang.srt.constrained.base_grammar_backend import InvalidGrammarObject
-from sglang.srt.speculative.spec_utils import traverse_tree
+from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
+from sglang.srt.speculative.spec_utils import GrammarTree, generate_token_bitmask
 from small_grammars import nested_repeats, small_schema, tokenizer, vocabulary
 
 from outrider.server.plugin.grammars import budget as budgets
-from outrider.server.plugin.grammars.backend import TOO_SLOW, BoundedGrammar, GrammarCache, bounded, end_if_too_slow
+from outrider.server.plugin.grammars.backend import TOO_SLOW, BoundedGrammar, GrammarCache, end_if_too_slow
 from outrider.server.plugin.grammars.budget import GrammarBudget
 from outrider.server.plugin.grammars.forced import ForcedText, Spelling
+from outrider.server.plugin.grammars.masks import apply_masks, fill_masks
 
 VOCABULARY = {text: number for number, text in enumerate(vocabulary())}
 
@@ -24,8 +26,9 @@ def followed(regex: str, *, unlimited: bool = False) -> BoundedGrammar:
 
 
 def of_compiled(compiled: xgrammar.CompiledGrammar, *, unlimited: bool = False) -> BoundedGrammar:
-    forced = ForcedText(Spelling(lambda text: [VOCABULARY[char] for char in text], list), json=False)
-    return bounded(compiled, len(VOCABULARY), None, "", None, unlimited, forced)
+    forced = ForcedText(Spelling(lambda text: [VOCABULARY[char] for char in text], [*map(str.encode, VOCABULARY)]))
+    grammar = XGrammarGrammar(xgrammar.GrammarMatcher(compiled), len(VOCABULARY), compiled, None, "", None)
+    return BoundedGrammar(grammar, forced, unlimited=unlimited)
 
 
 def mask_of(grammar: BoundedGrammar) -> torch.Tensor:
@@ -50,7 +53,7 @@ def test_the_cache_keeps_the_latest_within_its_bytes() -> None:
             cache[first] = of_compiled(compiler.compile_json_schema(first[1]))
         assert cache.get(first) is not None
         assert cache.bytes <= 2**20
-    assert 2 < len(cache) < 200
+    assert 2 < len(cache._kept) < 200
     assert cache.get(key) is not None
     assert cache.get(("json", small_schema("name0"))) is None
     assert registry.get_sample_value("outrider_grammar_cache_bytes") == cache.bytes
@@ -58,7 +61,7 @@ def test_the_cache_keeps_the_latest_within_its_bytes() -> None:
     cache[key] = InvalidGrammarObject("in its place")
     assert cache.bytes < size
     cache.clear()
-    assert cache.bytes == len(cache) == 0
+    assert cache.bytes == len(cache._kept) == 0
 
 
 def test_ordinary_grammars_stay_far_within_the_budget() -> None:
@@ -112,14 +115,34 @@ def test_a_verification_goes_on_when_the_budget_ends_in_it(monkeypatch: pytest.M
     grammar = followed("abc[a-z]*")
     grammar.accept_token(VOCABULARY["a"])
     monkeypatch.setattr(GrammarBudget, "exceeded", property(lambda budget: budget.calls > at))
-    draft = torch.tensor([VOCABULARY[text] for text in ("a", "b", "c", "1")])  # the last is not allowed
-    child = torch.tensor([1, 2, 3, -1])
-    mask = grammar.allocate_vocab_mask(len(VOCABULARY), 4, "cpu")
-    traverse_tree(child, torch.full((4,), -1), draft, grammar, mask)
+    draft = [VOCABULARY[text] for text in ("b", "c", "1", "d")]  # the third is not allowed
+    fill_masks(grammar, draft, grammar.allocate_vocab_mask(len(VOCABULARY), 5, "cpu"), 0)
     monkeypatch.undo()
     expected = followed("abc[a-z]*")
     expected.accept_token(VOCABULARY["a"])
     assert torch.equal(mask_of(grammar), mask_of(expected))  # all of the draft was rolled back
+
+
+@pytest.mark.parametrize("text", ["bcd", "b1d", "1cd", "bcz", ""])
+def test_masks_are_sglangs(text: str) -> None:
+    """Of every row up to the first refused token of a draft, at its place among other requests' rows."""
+    grammar, draft = followed("abc[a-d]{1,3}"), [VOCABULARY[letter] for letter in text]
+    grammar.accept_token(VOCABULARY["a"])
+    block = torch.tensor([[VOCABULARY["a"], *draft]])
+    child = torch.arange(1, block.shape[1] + 1)
+    child[-1] = -1
+    tree = GrammarTree.from_host(child[None], torch.full_like(block, -1), block)
+    [request] = reqs = [SimpleNamespace(grammar=grammar)]
+    expected = torch.randn(block.shape[1], len(VOCABULARY))
+    logits = torch.cat([torch.zeros(2, len(VOCABULARY)), expected])
+    mask, _ = generate_token_bitmask(reqs, *tree.resolve(), len(VOCABULARY))
+    grammar.apply_vocab_mask(expected, mask)
+    masks = grammar.allocate_vocab_mask(len(VOCABULARY), len(logits), "cpu")
+    fill_masks(grammar, draft, masks, 2)
+    apply_masks(request.grammar, masks, logits)
+    assert torch.equal(logits[2:], expected)
+    assert not logits[:2].any()
+    assert grammar.accepted_tokens == [VOCABULARY["a"]]
 
 
 def test_ranks_that_follow_together_have_no_clock() -> None:

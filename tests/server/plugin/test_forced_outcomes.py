@@ -10,6 +10,7 @@ import xgrammar
 from enumeration import Enumeration, Found, exact
 from measured_acceptance import Acceptance, Batch, Kind, Text
 from power import distance
+from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 from table_models import TableModel
 
 from outrider.drafters.lookup_first import LookupFirst
@@ -19,7 +20,7 @@ from outrider.scheduler.baselines import Threshold, VerifyAll
 from outrider.scheduler.contract import Planner
 from outrider.server.plugin.decode.grammar_drafts import GrammarDrafts
 from outrider.server.plugin.decode.logit_rules import LogitRules
-from outrider.server.plugin.grammars.backend import BoundedGrammar, bounded
+from outrider.server.plugin.grammars.backend import BoundedGrammar
 from outrider.server.plugin.grammars.forced import ForcedText, Spelling
 
 EXACT, SEEN = 1e-6, 0.01
@@ -66,8 +67,9 @@ COMPILED = xgrammar.GrammarCompiler(
 
 
 def grammar(answer: Text) -> BoundedGrammar:
-    spelling = Spelling(encode, lambda: [word.encode() for word in WORDS])
-    made = bounded(COMPILED, VOCAB, None, "", None, True, ForcedText(spelling, json=False))
+    spelling = Spelling(encode, [word.encode() for word in WORDS])
+    plain = XGrammarGrammar(xgrammar.GrammarMatcher(COMPILED), VOCAB, COMPILED, None, "", None)
+    made = BoundedGrammar(plain, ForcedText(spelling), unlimited=True)
     for token in answer:
         made.accept_token(token)
     return made

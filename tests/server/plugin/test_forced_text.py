@@ -77,7 +77,7 @@ def steps(forced: ForcedText, matcher: Any, answer: list[int]) -> tuple[int, int
 def test_an_answers_style_is_followed(style: str, info: xgrammar.TokenizerInfo, spelling: Spelling) -> None:
     """Only the model knows the tokens of values; one step can add the text up to the next value."""
     answer = tokenizer().encode(json.dumps(RECORDS, **STYLES[style]), add_special_tokens=False)
-    count, wrong = steps(ForcedText(spelling, json=True), matcher_of(info, SCHEMA), answer)
+    count, wrong = steps(ForcedText(spelling, JsonStyle()), matcher_of(info, SCHEMA), answer)
     values = [value for record in RECORDS for value in (record["name"], record["age"], *record["address"].values())]  # type: ignore[attr-defined]
     unknown = sum(len(tokenizer().encode(str(value), add_special_tokens=False)) for value in values)
     # Besides the values: the end of each, the choice of each status, and the style of the first record.
@@ -86,8 +86,25 @@ def test_an_answers_style_is_followed(style: str, info: xgrammar.TokenizerInfo, 
     assert len(answer) > 2.4 * count
 
 
+def test_tool_calls_have_a_style_within_other_text(info: xgrammar.TokenizerInfo, spelling: Spelling) -> None:
+    """Quotation marks and braces of the other text do not count."""
+    content = {"type": "json_schema", "json_schema": SCHEMA["items"]}
+    tags = [{"begin": "<call>", "content": content, "end": "</call>"}]
+    grammar = {"type": "structural_tag", "format": {"type": "triggered_tags", "triggers": ["<call>"], "tags": tags}}
+    compiled = xgrammar.GrammarCompiler(info).compile_structural_tag(json.dumps(grammar))
+    calls = [f"<call>{json.dumps(record, indent=2)}</call>" for record in RECORDS]
+    answer = tokenizer().encode('The 6" one }: ' + ' and 7":\n'.join(calls), add_special_tokens=False)
+    count, wrong = {}, {}
+    for name, style in {"none": None, "tagged": JsonStyle(tagged=True), "not tagged": JsonStyle()}.items():
+        matcher = xgrammar.GrammarMatcher(compiled, max_rollback_tokens=50)
+        count[name], wrong[name] = steps(ForcedText(spelling, style), matcher, answer)
+    assert count["tagged"] < 0.8 * count["not tagged"]
+    assert count["tagged"] < 0.8 * count["none"]
+    assert wrong["tagged"] <= 12
+
+
 def test_the_matcher_stays_as_it_is(info: xgrammar.TokenizerInfo, spelling: Spelling) -> None:
-    forced, matcher = ForcedText(spelling, json=True), matcher_of(info, SCHEMA)
+    forced, matcher = ForcedText(spelling, JsonStyle()), matcher_of(info, SCHEMA)
     answer = tokenizer().encode('[{"name": "An', add_special_tokens=False)
     masks = [xgrammar.allocate_token_bitmask(1, info.vocab_size) for _ in range(2)]
     for place, token in enumerate(answer):
@@ -101,7 +118,7 @@ def test_the_matcher_stays_as_it_is(info: xgrammar.TokenizerInfo, spelling: Spel
 
 def test_a_draft_is_cut_where_it_is_refused_and_continued(info: xgrammar.TokenizerInfo, spelling: Spelling) -> None:
     encode = tokenizer().encode
-    forced, matcher = ForcedText(spelling, json=True), matcher_of(info, SCHEMA)
+    forced, matcher = ForcedText(spelling, JsonStyle()), matcher_of(info, SCHEMA)
     answer = encode('[{"name":', add_special_tokens=False)
     for token in answer:
         assert matcher.accept_token(token)
@@ -117,7 +134,7 @@ def test_a_draft_is_cut_where_it_is_refused_and_continued(info: xgrammar.Tokeniz
 
 
 def test_the_chance_of_a_guess_falls_when_guesses_are_wrong(info: xgrammar.TokenizerInfo, spelling: Spelling) -> None:
-    forced, matcher = ForcedText(spelling, json=True), matcher_of(info, SCHEMA)
+    forced, matcher = ForcedText(spelling, JsonStyle()), matcher_of(info, SCHEMA)
     before = forced.tokens(matcher, [], LONGEST).chances
     answer: list[int] = []
     for char in '[\n\n{\t"name"  :\n"x" ,"age":\t3 \n,  "address"':
@@ -137,14 +154,14 @@ def test_other_grammars_force_what_they_leave_no_choice_of(
     answer = tokenizer().encode(begun, add_special_tokens=False)
     for token in answer:
         assert matcher.accept_token(token)
-    draft = ForcedText(spelling, json=False).tokens(matcher, answer, LONGEST).tokens
+    draft = ForcedText(spelling).tokens(matcher, answer, LONGEST).tokens
     assert tokenizer().decode(draft) == rest
 
 
 def test_forced_parts_of_a_character_are_no_text(info: xgrammar.TokenizerInfo, spelling: Spelling) -> None:
     """Both alternatives begin with the same byte."""
     matcher = xgrammar.GrammarMatcher(xgrammar.GrammarCompiler(info).compile_regex("a(éx|èy)"), max_rollback_tokens=50)
-    forced, answer = ForcedText(spelling, json=False), list[int]()
+    forced, answer = ForcedText(spelling), list[int]()
     assert tokenizer().decode(forced.tokens(matcher, answer, LONGEST).tokens) in ("a", "")
     for byte in (b"a", *(bytes([value]) for value in "é".encode())):
         answer.append(list(spelling.vocabulary).index(byte))

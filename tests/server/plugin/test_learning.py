@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, FINISH_LENGTH
+from sglang.srt.sampling.sampling_params import SamplingParams
 
 from outrider.drafters.dummy import FixedDrafter
 from outrider.drafters.learning.answers import AnswerReader, AnswerStore
@@ -132,13 +133,19 @@ class Request(SimpleNamespace):
 
 
 def request(
-    rid: str, learn: bool = True, reason: Any = None, top_k: int = 1, lora_id: str | None = None, **options: Any
+    rid: str,
+    learn: bool = True,
+    reason: Any = None,
+    top_k: int = 1,
+    lora_id: str | None = None,
+    json_schema: str | None = None,
+    **options: Any,
 ) -> Request:
     params = RequestOptions(learn=learn, **options).to_custom_params()
     return Request(
         rid=rid,
         lora_id=lora_id,
-        sampling_params=SimpleNamespace(custom_params=params, top_k=top_k, temperature=0.7),
+        sampling_params=SamplingParams(custom_params=params, top_k=top_k, temperature=0.7, json_schema=json_schema),
         origin_input_ids=[1, 2, 3],
         output_ids_through_stop=[4, 5, 6],
         finished_reason=reason or FINISH_LENGTH(3),
@@ -161,7 +168,7 @@ def admit(keeper: AnswerKeeper, *reqs: Request) -> OptionalParts:
 def test_answers_are_stored_unless_refused_or_aborted(tmp_path: Path) -> None:
     keeper = keeping(AnswerStore(tmp_path, 10_000))
     reqs = [request("a"), request("b", learn=False), request("c", reason=FINISH_ABORT()), request("d", top_k=5)]
-    reqs += [request("e", lora_id="an adapter's"), request("f")]
+    reqs += [request("e", lora_id="an adapter's"), request("g", json_schema="{}"), request("f")]
     reqs[-1].multimodal_inputs = SimpleNamespace()  # images, which a drafter does not read
     parts = admit(keeper, *reqs[:2], *reqs)  # again, after a retraction
     for req in reqs:
@@ -169,9 +176,10 @@ def test_answers_are_stored_unless_refused_or_aborted(tmp_path: Path) -> None:
         parts.finished(req.rid)
     parts.save()
     kept = [json.loads(line) for path in (tmp_path / "answers").iterdir() for line in path.read_text().splitlines()]
-    assert [(row["prompt_ids"], row["response_ids"], row["temperature"]) for row in kept] == [
-        ([1, 2, 3], [4, 5, 6], 0.0),
-        ([1, 2, 3], [4, 5, 6], 0.7),
+    assert [(row["prompt_ids"], row["response_ids"], row["temperature"], row["ruled"]) for row in kept] == [
+        ([1, 2, 3], [4, 5, 6], 0.0, False),
+        ([1, 2, 3], [4, 5, 6], 0.7, False),
+        ([1, 2, 3], [4, 5, 6], 0.0, True),
     ]
 
 

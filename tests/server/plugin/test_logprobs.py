@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from outrider.server.plugin.decode import logprobs
-from outrider.server.plugin.decode.flatten import FlatVerify
+from outrider.server.plugin.spec_inputs import FlatVerify
 
 V, GAMMA = 40, 3
 

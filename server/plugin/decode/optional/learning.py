@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -12,11 +12,12 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 from sglang.srt.runtime_context import get_parallel
 
 from outrider.drafters.base import Drafter
-from outrider.drafters.learning.answers import AnswerStore
+from outrider.drafters.learning.answers import Answer, AnswerStore
 from outrider.scheduler.calibration.classes import SOURCES
 
 from ...config import PluginConfig
 from ...options import RequestOptions
+from ..logit_rules import changes_logits
 from ..step import StepDrafts
 from .adapters import BASE
 from .part import OptionalPart
@@ -67,17 +68,19 @@ class AnswerKeeper(OptionalPart):
         whole = req.multimodal_inputs is None and not isinstance(req.finished_reason, FINISH_ABORT)
         if options.learn and req.lora_id == options.adapter and whole:
             temperature = 0.0 if params.top_k == 1 else float(params.temperature)
-            answer = req.origin_input_ids, req.output_ids_through_stop[:], temperature
-            self._writer.submit(self._write, options.learner, *answer)
+            prompt, response = [*req.origin_input_ids], [*req.output_ids_through_stop]
+            self._writer.submit(
+                self._write, options.learner, Answer(prompt, response, temperature, changes_logits(params))
+            )
 
     def save(self) -> None:
         """Wait until all finished answers are written."""
         self._writer.submit(int).result()
 
-    def _write(self, learner: str, prompt_ids: Sequence[int], response_ids: Sequence[int], temperature: float) -> None:
+    def _write(self, learner: str, answer: Answer) -> None:
         """Keep an answer. A full disk does not end the engine: it is logged, once."""
         try:
-            self.store_of(learner).append(prompt_ids, response_ids, temperature)
+            self.store_of(learner).append(answer)
         except Exception as error:
             if not self._failed:
                 logger.warning("answers cannot be kept for the drafter to learn from: %s", error)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from planned_steps import GAMMA, admit, begin, prefill
+from planned_steps import GAMMA, admit, begin, prefill, run
 
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.decode.boundary import Boundary
@@ -62,5 +62,19 @@ def test_a_new_request_starts_from_its_adapters_history(planning):
     def first(row, generation, group):
         return history.read(np.array([row]), np.array([generation]), 1, np.array([group]))[0][0, 0, 0]
 
-    confidences = [first(6, 1, group) for group in (0, 1)]
+    confidences = [first(6, 1, group) for group in (0, 2)]  # without rules
     assert confidences == pytest.approx([first(row, generations[row], 0) for row in (2, 5)], abs=0.1)
+
+
+@pytest.mark.parametrize("ruled", [False, True])
+def test_requests_with_rules_are_expected_to_be_alike(make, ruled):
+    """A new request's drafts are expected to fare as other requests' with rules, or without, did."""
+    planning = make()
+    prefill(planning, 2, 5, 3)
+    planning.requests.ruled[[5, 3]] = True, ruled
+    for _ in range(80):
+        run(planning, 2, accepted=GAMMA + 1, confidence=0.9)
+        run(planning, 5, accepted=GAMMA, confidence=0.5)
+    view = begin(planning, 3).view
+    survival, _ = planning.planner.history.read(view.rows, view.generations, 1, view.groups)
+    assert survival[0, 0, 0] == pytest.approx(0.5 if ruled else 0.9, abs=0.05)
