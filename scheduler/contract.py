@@ -168,16 +168,17 @@ class Planner(ABC):
         """Take in a finished step; steps come in order, perhaps several before a `budget` that looks back."""
         if self.cost is None:
             return
+        requests = len(step.view.rows)
         if step.looked_up is not None and not step.drafting and step.host_seconds:
-            self.cost.observe_deciding(step.host_seconds)
+            self.cost.observe_deciding(requests, step.host_seconds)
         if step.seconds is None:
             return
         decided = step.drafting or step.looked_up is not None
-        seconds = step.seconds - self.cost.deciding if decided else step.seconds
-        drafts = self.charged_drafts(float(step.drafting), len(step.view.rows), step.depth)
+        seconds = step.seconds - self.cost.deciding(requests) if decided else step.seconds
+        drafts = self.charged_drafts(float(step.drafting), requests, step.depth)
         context = float(np.add.reduce(step.view.contexts))
         draft_seconds = step.draft_seconds if step.drafting else 0.0
-        self.cost.observe(len(step.view.rows), step.tokens, context, drafts, seconds, draft_seconds)
+        self.cost.observe(requests, step.tokens, context, drafts, seconds, draft_seconds)
 
     def verifying(self, cost: StepCost, step: StepView, room: int) -> np.ndarray:
         """[room+1] seconds of a step with 0..room admitted tokens, without drafting and the host's time."""

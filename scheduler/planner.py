@@ -153,7 +153,7 @@ class Asynchronous(Planner):
         best = max(plans, key=lambda plan: plan.value(self.required_return))  # of equal ones the first: drafts least
         self.considered = plans, best
         if not best.drafts:
-            loss = self.cost.deciding + plans[-1].drafting
+            loss = self.cost.deciding(len(step.rows)) + plans[-1].drafting
             if self.probing.due(loss, float(seconds[0])):
                 return Budget(draft=True, tokens=0, seconds=seconds + loss, probe=True, depth=plans[-1].depth)
             if best is plans[0]:  # the first rest looks up, to see whether the drafter can
@@ -163,7 +163,7 @@ class Asynchronous(Planner):
         if self.buckets is not None:
             tokens = self.buckets.fill_bucket(len(step.rows), tokens, room)
         least, late = best.curve.least(best.point), behind(step.levels, step.progress)
-        expected = seconds + (self.cost.deciding + best.drafting)
+        expected = seconds + (self.cost.deciding(len(step.rows)) + best.drafting)
         return Budget(best.drafts, tokens, least, late, expected, depth=best.depth)
 
     # -- plans ----------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Asynchronous(Planner):
 
         seconds: [room+1] of a step with 0..room admitted tokens, without the host's time and drafting.
         """
-        host, samples = self.cost.deciding, -(-self.smoothing // len(step.rows))
+        host, samples = self.cost.deciding(len(step.rows)), -(-self.smoothing // len(step.rows))
         survival, drafted = self._read(self.history, step, samples)
         plans, free = [self._plan(step, None, seconds[:1])], None
         if self.lookups is not None:

@@ -44,8 +44,7 @@ class StepCost:
         self._draft_sizes = np.append(sizes, 1 << 24)
         self._draft_times = _along(sizes, times[None], self._draft_sizes)[0]
         self.drift = Drift()
-        self.deciding = 0.0
-        """Seconds that the host looks up, plans and admits, in a step that does."""
+        self._deciding: dict[int, float] = {}  # mean seconds by bits of the number of requests
         self._dense = lru_cache(self._make_dense)  # of 512 requests it has 400 kB
 
     # -- prices ---------------------------------------------------------------------------------------------------
@@ -98,9 +97,16 @@ class StepCost:
             self.drift.observe_draft(drafting, draft_seconds)
         self.drift.observe(measured, seconds - (draft_seconds or 0.0))
 
-    def observe_deciding(self, seconds: float) -> None:
+    def deciding(self, requests: int) -> float:
+        """Seconds that the host looks up, plans and admits in a step of about `requests` that does; 0: unknown."""
+        bits = requests.bit_length()
+        nearest = min(self._deciding, key=lambda known: abs(known - bits), default=0)
+        return self._deciding.get(nearest, 0.0)
+
+    def observe_deciding(self, requests: int, seconds: float) -> None:
         """Learn that the host has looked up, planned and admitted for `seconds` in a step."""
-        self.deciding = running_mean(self.deciding, seconds)
+        bits = requests.bit_length()
+        self._deciding[bits] = running_mean(self._deciding.get(bits, 0.0), seconds)
 
     # -- JSON -----------------------------------------------------------------------------------------------------
 

@@ -281,3 +281,12 @@ def test_invalid_grids_are_refused_with_the_reason(data: object, reason: str) ->
 def test_fewer_tokens_than_requests_are_refused() -> None:
     with pytest.raises(ValueError, match="at least as many tokens"):
         StepCost([Point(4, 4, 0, (1.0,))]).seconds(4, np.array([3]), 0)
+
+
+def test_the_hosts_time_is_learned_by_the_number_of_requests() -> None:
+    cost = StepCost([Point(1, 1, 0, (1.0,))])
+    assert cost.deciding(1) == 0
+    cost.observe_deciding(32, 0.013)
+    assert cost.deciding(1) == cost.deciding(32) == 0.013
+    cost.observe_deciding(1, 0.002)
+    assert (cost.deciding(1), cost.deciding(3), cost.deciding(40)) == (0.002, 0.002, 0.013)

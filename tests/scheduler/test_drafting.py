@@ -165,7 +165,7 @@ class Looking:
 
     def __init__(self, requests: int):
         self.cost, self.probe_seconds = dear_drafts(requests, 0.2, token=0.05), 0.2 * requests + 0.05
-        self.cost.observe_deciding(0.05)
+        self.cost.observe_deciding(requests, 0.05)
         self.planner = Asynchronous(self.cost, GAMMA)
         self.requests = requests
 

@@ -272,7 +272,7 @@ def test_a_depth_chosen_by_the_draw_is_detected():
 def test_rests_do_not_depend_on_the_draw(deciding):
     """Some rests end by a probe, some because a draft paid."""
     planner = drafting_is_dear(1)
-    planner.cost.observe_deciding(deciding)
+    planner.cost.observe_deciding(2, deciding)
     looked = []
 
     def asks(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

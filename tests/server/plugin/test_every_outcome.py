@@ -108,7 +108,7 @@ def dear(deciding: float = 0.0) -> StepCost:
     """Drafts pay for requests with a likely one two steps ago."""
     drafts = [Point(n, 0, 0, (0.5 * n,)) for n in (1, 2)]
     cost = StepCost([*(Point(2, 2 + k, 0, (1.0 + 0.1 * k,)) for k in range(5)), *drafts])
-    cost.observe_deciding(deciding)
+    cost.observe_deciding(2, deciding)
     return cost
 
 

@@ -76,7 +76,7 @@ def keep_the_profiles_costs(module: ModuleType) -> None:
     """Change `scheduler/cost/model.py` to learn no step times."""
 
     def learn_nothing(cost: Any, *step: Any, **times: Any) -> None:
-        cost.deciding = DECIDING_SECONDS
+        cost.deciding = lambda requests: DECIDING_SECONDS
 
     module.StepCost.observe = module.StepCost.observe_deciding = learn_nothing  # type: ignore[attr-defined]
 
