@@ -44,8 +44,8 @@ def parts_with(method: str) -> list[type[OptionalPart]]:
     """The optional parts that define a method of their interface."""
     for module in pkgutil.iter_modules(optional.__path__, f"{optional.__name__}."):
         importlib.import_module(module.name)
-    inherited, parts = getattr(OptionalPart, method), {SpeculationMetrics, *OptionalPart.__subclasses__()}
-    return [part for part in parts if getattr(part, method) is not inherited]
+    ours = [part for part in OptionalPart.__subclasses__() if part.__module__.startswith(optional.__name__)]
+    return [part for part in {SpeculationMetrics, *ours} if getattr(part, method) is not getattr(OptionalPart, method)]
 
 
 def direct_calls(path: Path, inside: set[str]) -> set[str]:

@@ -106,7 +106,7 @@ def test_a_drafter_that_one_engine_rolls_back_serves_on_none(tmp_path: Path, mon
         assert engines.in_use == [name, name]
     second = engines.exchanges[1]
     second.watch._before, second.watch._drafts = 0.9, 1000
-    assert second.take_back_if_worse()
+    second.begins()
     look(one)
     assert engines.in_use == ["0001", "0001"]
     assert ServerState.read(tmp_path) == ServerState("0001", ("0002",))
