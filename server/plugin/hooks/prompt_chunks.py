@@ -177,11 +177,9 @@ class PromptReader:
             room = self._free() - left - 2 * (running_batch.new_tokens_required_next_decode() if self.answering else 0)
             if room < 0:
                 return AS_CONFIGURED, 0
-            queue = [
-                prompt
-                for prompt, total in zip(queue, accumulate(p.tokens for p in queue), strict=True)
-                if total <= room
-            ]
+            # A new request locks the prefix that it shares, and its first decode steps take slots as well.
+            needs = accumulate(prompt.tokens + prompt.context + 4 * self.worker.width for prompt in queue)
+            queue = [prompt for prompt, total in zip(queue, needs, strict=True) if total <= room]
         if not pauses.cost.known:
             return AS_CONFIGURED, 0
         if self.answering:
