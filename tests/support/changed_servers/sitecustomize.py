@@ -130,10 +130,10 @@ def cut_anywhere(module: ModuleType) -> None:
             return tokens, limit
         if reader.answering and numbers.random() < 0.4:
             return module.DECODE_FIRST, 0
-        if limit:
-            fewer = numbers.randint(1, limit)
-            return tokens - limit + fewer, fewer
-        return int(2 ** numbers.triangular(0, 10, 0)), 0  # 42 tokens on average
+        cut = numbers.randint(1, limit) if limit else int(2 ** numbers.triangular(0, 10, 0))  # 42 tokens on average
+        if cut < (limit or tokens):
+            print("a chunk is cut at random", flush=True)
+        return (tokens - limit + cut, cut) if limit else (cut, 0)
 
     module.PromptReader._decide = at_random
 
