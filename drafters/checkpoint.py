@@ -58,8 +58,8 @@ def some(names: Collection[str]) -> str:
 
 
 def drafted_tokens(offsets: torch.Tensor | None, size: int, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return [V'] int64, the target's tokens that are drafted, rising, and their places in the folder, whose offsets
-    `d2t` [V'] have them in any order. size: V'."""
+    """Return two tensors [V'] int64: the target's tokens that are drafted, sorted, and their places in `offsets`, the
+    folder's `d2t`. size: V'."""
     if offsets is None or offsets.shape != (size,):
         has = "lacks it" if offsets is None else f"has {list(offsets.shape)}"
         raise CheckpointError(f"draft_vocab_size is {size}, so d2t must be [{size}]; the drafter checkpoint {has}")

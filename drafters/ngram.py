@@ -35,8 +35,8 @@ AT_A_TIME = 1 << 24
 class NgramDrafter(Drafter):
     """Drafts gamma tokens where the last n tokens (longest n first, down to `min_match`) occurred before, else none.
 
-    The draft is a function of the text so far, so q is a point mass. A match whose continuation runs into the end of
-    the text goes on periodically: the text is then repeating itself.
+    The draft is a function of the text so far, so q is a point mass. If a match continues up to the end of the
+    text, the text repeats itself, and so does the draft.
 
     corpora: other texts, which may contain a longer match; on a CPU with compiled kernels.
     """

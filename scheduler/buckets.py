@@ -1,7 +1,7 @@
 """TokenBuckets: the numbers of tokens that a decode step may have on a GPU, where a graph is captured for each.
 
 A step of R requests that admits K draft tokens runs in the smallest bucket T that holds R + K. Padding takes as long as
-verifying tokens, so K is raised to T - R where so many are drafted. The size is known before drafting, so no step waits
+verifying tokens, so K is raised to T - R if enough are drafted. The size is known before drafting, so no step waits
 for the device.
 """
 
@@ -10,7 +10,7 @@ from bisect import bisect_left
 import numpy as np
 
 STEPS = 8
-"""TokenBuckets between one power of two and the next, so that padding is less than an eighth of a step."""
+"""Buckets between one power of two and the next, so that padding is less than an eighth of a step."""
 
 
 class TokenBuckets:

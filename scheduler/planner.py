@@ -149,11 +149,12 @@ class Asynchronous(Planner):
         seconds = self.verifying(self.cost, step, room)
         if not room:
             return Budget(draft=False, tokens=0, seconds=seconds)
-        plans = self._plans(step, seconds)
+        host = self.cost.deciding(len(step.rows))
+        plans = self._plans(step, seconds, host)
         best = max(plans, key=lambda plan: plan.value(self.required_return))  # of equal ones the first: drafts least
         self.considered = plans, best
         if not best.drafts:
-            loss = self.cost.deciding(len(step.rows)) + plans[-1].drafting
+            loss = host + plans[-1].drafting
             if self.probing.due(loss, float(seconds[0])):
                 return Budget(draft=True, tokens=0, seconds=seconds + loss, probe=True, depth=plans[-1].depth)
             if best is plans[0]:  # the first rest looks up, to see whether the drafter can
@@ -163,21 +164,20 @@ class Asynchronous(Planner):
         if self.buckets is not None:
             tokens = self.buckets.fill_bucket(len(step.rows), tokens, room)
         least, late = best.curve.least(best.point), behind(step.levels, step.progress)
-        expected = seconds + (self.cost.deciding(len(step.rows)) + best.drafting)
+        expected = seconds + (host + best.drafting)
         return Budget(best.drafts, tokens, least, late, expected, depth=best.depth)
 
     # -- plans ----------------------------------------------------------------------------------------------------
 
-    def _plans(self, step: StepView, seconds: np.ndarray) -> list[Plan]:
+    def _plans(self, step: StepView, seconds: np.ndarray, host: float) -> list[Plan]:
         """All plans, a rest first and the model's drafts last.
 
         seconds: [room+1] of a step with 0..room admitted tokens, without the host's time and drafting.
         """
-        host, samples = self.cost.deciding(len(step.rows)), -(-self.smoothing // len(step.rows))
-        survival, drafted = self._read(self.history, step, samples)
+        survival, drafted = self._read(self.history, step)
         plans, free = [self._plan(step, None, seconds[:1])], None
         if self.lookups is not None:
-            free, _ = self._read(self.lookups, step, samples)
+            free, _ = self._read(self.lookups, step)
             plans.append(self._plan(step, free, seconds + host))
         drafted *= step.limits > 0
         depth = self._depth(survival, drafted, seconds, plans[-1].throughput)
@@ -225,9 +225,9 @@ class Asynchronous(Planner):
             point = int(np.where(kept == most, curve.throughput, 0.0).argmax())
         return Plan(curve, point, most, drafts, depth, drafting)
 
-    def _read(self, history: SurvivalHistory, step: StepView, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    def _read(self, history: SurvivalHistory, step: StepView) -> tuple[np.ndarray, np.ndarray]:
         """`SurvivalHistory.read`, corrected and cut to the limits."""
-        survival, drafted = history.read(step.rows, step.generations, samples, step.groups)
+        survival, drafted = history.read(step.rows, step.generations, -(-self.smoothing // len(step.rows)), step.groups)
         survival *= self._factor(step)
         if step.limits.min() < self.gamma:
             survival *= np.arange(self.gamma) < step.limits[:, None]

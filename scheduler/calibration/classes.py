@@ -19,11 +19,10 @@ CLASSES = tuple(f"{sampling}, {source}" for sampling in SAMPLING for source in S
 
 
 def classes_of(temperatures: torch.Tensor, seeded: torch.Tensor) -> torch.Tensor:
-    """[R] int64 place in CLASSES of a model's draft for each request; temperatures [R], seeded [R] bool. Other sources
-    follow it."""
+    """[R] int64 places in CLASSES of the model's drafts, from temperatures [R] and seeded [R] bool."""
     return (temperatures > 0) * (seeded + 1) * len(SOURCES)
 
 
 def looked_up(classes: np.ndarray) -> np.ndarray:
-    """[R] bool, drafts of prompt lookup among those of classes [R]."""
+    """[R] bool: is a draft of class [R] from prompt lookup?"""
     return np.asarray(classes % len(SOURCES) > 0)

@@ -11,7 +11,7 @@ RATE = 0.03
 SURPRISE = 0.2
 """A step counts as at most this share longer or shorter than predicted, so that single hiccups change little."""
 BOUNDS = 0.05, 4.0
-"""Of both factors. A draft may have become many times cheaper than a stale profile says."""
+"""Least and largest factor. A draft may have become many times cheaper than a stale profile says."""
 
 
 class Drift:

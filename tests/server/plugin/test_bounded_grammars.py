@@ -125,7 +125,7 @@ def test_a_verification_goes_on_when_the_budget_ends_in_it(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("text", ["bcd", "b1d", "1cd", "bcz", ""])
 def test_masks_are_sglangs(text: str) -> None:
-    """Of every row up to the first refused token of a draft, at its place among other requests' rows."""
+    """Masks of all rows up to the first refused token of a draft, at its place among other requests' rows."""
     grammar, draft = followed("abc[a-d]{1,3}"), [VOCABULARY[letter] for letter in text]
     grammar.accept_token(VOCABULARY["a"])
     block = torch.tensor([[VOCABULARY["a"], *draft]])
