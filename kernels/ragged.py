@@ -2,6 +2,7 @@
 These are a few numbers per request, so the number of calls decides the time: the compiled kernels do each in one."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -18,7 +19,20 @@ def copy_all(pairs: Sequence[Pair]) -> None:
     torch._foreach_copy_([target for target, _ in filled], [source for _, source in filled])
 
 
-Flattened = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+class FlatVerify(NamedTuple):
+    """One verify batch, flattened: B = sum(1 + verify_lens) tokens, or a larger bucket that ends in padding.
+
+    input_ids, positions, slots: [B] int64. qo_indptr: [R+1] int64, where each request begins, and where
+    the last one ends. request: [B] int64, each token's. step: [B] int64, k: 0 is the anchor, 1..verify_len the drafted
+    tokens. For padding see `flatten_bucket`.
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    qo_indptr: torch.Tensor
+    request: torch.Tensor
+    step: torch.Tensor
 
 
 def flatten_verify(
@@ -28,17 +42,15 @@ def flatten_verify(
     seq_lens: torch.Tensor,
     page_table: torch.Tensor,
     rows: torch.Tensor,
-) -> Flattened:
+) -> FlatVerify:
     """Return anchors [R] and the first verify_lens [R] of drafts [R, gamma] as one batch of B = sum(1 + verify_lens)
     tokens.
 
     seq_lens: [R], the anchors' positions. page_table: [rows, context] int32, the slot of every position. rows: [R].
-    All but page_table are int64, and so are the results: input_ids, positions and slots [B], qo_indptr [R+1] (where
-        each request begins, and where the last one ends), request [B] and step [B] (k: 0 is the anchor, 1.. the
-        drafts).
+    All but page_table are int64.
     """
     if anchors.is_cpu and native.available():
-        return torch.ops.outrider.flatten_verify(anchors, drafts, verify_lens, seq_lens, page_table, rows)
+        return FlatVerify(*torch.ops.outrider.flatten_verify(anchors, drafts, verify_lens, seq_lens, page_table, rows))
     tokens = int((verify_lens + 1).sum())
     return flatten_bucket(anchors, drafts, verify_lens, seq_lens, page_table, rows, tokens)
 
@@ -51,14 +63,15 @@ def flatten_bucket(
     page_table: torch.Tensor,
     rows: torch.Tensor,
     tokens: int,
-) -> Flattened:
+) -> FlatVerify:
     """Do `flatten_verify` as a batch of `tokens` tokens, a graph's bucket: its shape does not depend on the lengths.
 
     sum(1 + verify_lens) <= tokens. Rows left over are padding: token 0 at position 0 and slot 0, which no request owns.
     A padding token has the last request, so that it may index arrays [R], and step gamma + 1, which no request accepts.
     """
     if cuda.fits(anchors):
-        return torch.ops.outrider_cuda.flatten(anchors, drafts, verify_lens, seq_lens, page_table, rows, tokens)
+        batch = anchors, drafts, verify_lens, seq_lens, page_table, rows
+        return FlatVerify(*torch.ops.outrider_cuda.flatten(*batch, tokens))
     requests, gamma = drafts.shape
     indptr = torch.nn.functional.pad((verify_lens + 1).cumsum(0), (1, 0))
     place = torch.arange(tokens, device=rows.device)
@@ -70,7 +83,7 @@ def flatten_bucket(
     ids = block[request, step.clamp(max=gamma)].masked_fill(padding, 0)
     positions = (seq_lens[request] + step).masked_fill(padding, 0)
     slots = page_table[rows[request], positions].long().masked_fill(padding, 0)
-    return ids, positions, slots, indptr, request, step
+    return FlatVerify(ids, positions, slots, indptr, request, step)
 
 
 Committed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

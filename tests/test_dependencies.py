@@ -5,7 +5,7 @@ import os
 import re
 import sys
 import tomllib
-from importlib.metadata import packages_distributions
+from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
 import pytest
@@ -83,6 +83,18 @@ def test_locked_versions_are_allowed(device: str) -> None:
         assert requirement.specifier.contains(version), f"{requirement}, locked is {version}"
     if device == "cuda":
         assert all(line.specifier.contains(locked[canonicalize_name(line.name)]) for line in EXTRAS["cuda"])
+
+
+def test_the_tests_packages_have_all_that_they_need() -> None:
+    locked = pins("cpu.txt") | pins("torch-cpu.txt") | pins("dev.txt")
+    missing = {
+        f"{name} needs {needed.name}"
+        for name in pins("dev.in")
+        for needed in map(Requirement, distribution(name).requires or [])
+        if (needed.marker is None or needed.marker.evaluate({"extra": ""}))
+        and canonicalize_name(needed.name) not in locked
+    }
+    assert missing == {"mooncake-transfer-engine-non-cuda needs msgpack"}  # SGLang's transfers do not use it
 
 
 def test_xdist_knows_the_groups_of_tests(request: pytest.FixtureRequest) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .spec_inputs import FlatVerify
+from outrider.kernels.ragged import FlatVerify
 
 
 def rotary_positions(flat: FlatVerify, reqs: Sequence[Any]) -> torch.Tensor:

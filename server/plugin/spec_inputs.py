@@ -1,29 +1,11 @@
-"""A flattened verification, and SGLang's SpecInput types: the state between steps, the shape of a verification."""
+"""SGLang's SpecInput types: the state between steps, the shape of a verification."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
-
-
-@dataclass(frozen=True, slots=True)
-class FlatVerify:
-    """One verify batch, flattened: B = sum(1 + verify_lens) tokens, or a larger bucket that ends in padding.
-
-    input_ids, positions, slots: [B] int64. qo_indptr: [R+1] int64. request: [B] int64, the request of each token.
-    step: [B] int64, k: 0 is the anchor, 1..verify_len the drafted tokens. For padding see `flatten_bucket`.
-    """
-
-    input_ids: torch.Tensor
-    positions: torch.Tensor
-    slots: torch.Tensor
-    qo_indptr: torch.Tensor
-    request: torch.Tensor
-    step: torch.Tensor
 
 
 class StepState(SpecInput):

@@ -19,10 +19,10 @@ from outrider.drafters.base import Draft
 from outrider.kernels import acceptance
 from outrider.kernels import sampling as target_sampling
 from outrider.kernels.cpu import native
+from outrider.kernels.ragged import FlatVerify
 from outrider.server.plugin.decode import sampling as worker_sampling
 from outrider.server.plugin.decode.flatten import flatten
 from outrider.server.plugin.decode.sampling import Sampling
-from outrider.server.plugin.spec_inputs import FlatVerify
 
 Text = tuple[int, ...]
 Outcomes = list[tuple[Text, float]]

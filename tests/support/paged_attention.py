@@ -13,7 +13,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.ragged import flatten_bucket
 from outrider.server.plugin.hooks.platform import OutriderCpuPlatform
-from outrider.server.plugin.spec_inputs import FlatVerify, VerifyInput, indptr, ragged_layout
+from outrider.server.plugin.spec_inputs import VerifyInput, indptr, ragged_layout
 
 CONTEXT = 512
 
@@ -65,7 +65,7 @@ class Paged:
         lens, seq_lens, count = torch.tensor(query_lens), torch.tensor(self.lens), len(query_lens)
         nothing = torch.zeros(count, dtype=torch.int64), torch.zeros((count, width - 1), dtype=torch.int64)
         table = self.requests.req_to_token
-        flat = FlatVerify(*flatten_bucket(*nothing, lens - 1, seq_lens, table, self.rows, tokens))
+        flat = flatten_bucket(*nothing, lens - 1, seq_lens, table, self.rows, tokens)
         layout = ragged_layout(flat.qo_indptr, tokens)
         spec = VerifyInput(flat.positions, lens, width, capture_hidden=False, layout=layout)
         return self._batch(ForwardMode.TARGET_VERIFY, flat.slots, seq_lens, spec_info=spec, positions=flat.positions)

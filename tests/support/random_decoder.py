@@ -20,7 +20,7 @@ from outrider.kernels.attention import flat_attention
 from outrider.kernels.drafts import admit, weigh_drafts
 from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.noise import Purpose, streams, substreams, uniforms
-from outrider.kernels.ragged import Flattened, commit, flatten_bucket
+from outrider.kernels.ragged import FlatVerify, commit, flatten_bucket
 from outrider.kernels.sampling import Rules
 
 LARGE = BlockConfig(
@@ -114,7 +114,7 @@ class Decoder:
         batch = DraftBatch(*arrays, keys=keys, all_greedy=False, longest=self.context)
         return self.drafter.propose(batch)
 
-    def plan(self, given: Given, draft: Draft, tokens: int) -> tuple[torch.Tensor, Flattened]:
+    def plan(self, given: Given, draft: Draft, tokens: int) -> tuple[torch.Tensor, FlatVerify]:
         """Verified lengths [R], and the batch."""
         confidence, until = weigh_drafts(draft.tokens, draft.confidence, given.rows, given.rows, self.ends, None)
         lens = torch.minimum(draft.lens, until)
@@ -122,7 +122,7 @@ class Decoder:
         arrays = given.anchors, draft.tokens, verify_lens, given.seq_lens, self.page_table, given.rows
         return verify_lens, flatten_bucket(*arrays, tokens)
 
-    def verify(self, given: Given, verify_lens: torch.Tensor, flat: Flattened) -> tuple[torch.Tensor, torch.Tensor]:
+    def verify(self, given: Given, verify_lens: torch.Tensor, flat: FlatVerify) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states [T, d] and logits [T, V]."""
         config, (ids, _, slots, indptr, _, _) = self.config, flat
         hidden = self.embedding[ids]
@@ -142,7 +142,7 @@ class Decoder:
         given: Given,
         draft: Draft,
         verify_lens: torch.Tensor,
-        flat: Flattened,
+        flat: FlatVerify,
         logits: torch.Tensor,
         rules: Rules | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,7 +157,7 @@ class Decoder:
         return accept_logits(batch, request, logits, rules or Rules(given.temperatures), row_keys)
 
     def keep(
-        self, given: Given, flat: Flattened, hidden: torch.Tensor, accepted: tuple[torch.Tensor, torch.Tensor]
+        self, given: Given, flat: FlatVerify, hidden: torch.Tensor, accepted: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Cached lengths and anchors [R] of the next step; the drafter observes the accepted tokens."""
         ids, positions, slots, _, request, step = flat

@@ -13,9 +13,9 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
 from outrider.kernels.decoder import Decoder
 from outrider.kernels.flat_batch import FlatBatch
+from outrider.kernels.ragged import FlatVerify
 
 from ..image_tokens import rotary_positions
-from ..spec_inputs import FlatVerify
 from . import fused_model
 
 

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from outrider.drafters.slot_tokens import SlotTokens
+from outrider.kernels.ragged import FlatVerify
 from outrider.kernels.upload import upload
 
 from ..grammars.masks import apply_masks, fill_masks
-from ..spec_inputs import FlatVerify
 
 TOGETHER = 8
 """Requests with penalties that are processed at once: each takes a few copies of gamma + 1 float32 rows."""

@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from sglang.srt.layers.logprob_processor import OutputLogprobProcessor
 
+from outrider.kernels.ragged import FlatVerify
 from outrider.kernels.upload import upload
-
-from ..spec_inputs import FlatVerify
 
 
 def write_logprobs(logits_output: Any, batch: Any, logits: torch.Tensor, tokens: torch.Tensor) -> None:

@@ -14,10 +14,10 @@ from outrider.drafters.base import Draft
 from outrider.kernels.acceptance import Verification, accept, accept_logits
 from outrider.kernels.cuda import native as cuda
 from outrider.kernels.noise import Purpose, draft_keys, streams, substreams, uniforms
+from outrider.kernels.ragged import FlatVerify
 from outrider.kernels.sampling import Rules, argmax, draw_tokens, target_probs
 from outrider.scheduler.calibration.classes import classes_of
 
-from ..spec_inputs import FlatVerify
 from .requests import RequestTable
 
 

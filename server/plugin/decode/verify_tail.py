@@ -14,11 +14,10 @@ import torch
 
 from outrider.kernels.acceptance import Verification, accept_logits
 from outrider.kernels.noise import Purpose, streams, uniforms
-from outrider.kernels.ragged import commit, copy_all
+from outrider.kernels.ragged import FlatVerify, commit, copy_all
 from outrider.kernels.sampling import Rules
 from outrider.scheduler.buckets import TokenBuckets
 
-from ..spec_inputs import FlatVerify
 from .flatten import StepBatch
 from .logit_rules import has_rules
 

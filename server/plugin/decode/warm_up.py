@@ -13,10 +13,9 @@ import torch
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter
 from outrider.kernels.drafts import admit, weigh_drafts
-from outrider.kernels.ragged import commit
+from outrider.kernels.ragged import FlatVerify, commit
 from outrider.kernels.sampling import Rules
 
-from ..spec_inputs import FlatVerify
 from .flatten import flatten
 from .sampling import Sampling
 

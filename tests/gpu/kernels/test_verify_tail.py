@@ -10,7 +10,7 @@ from random_decoder import Decoder, Given, decoder
 
 from outrider.drafters.base import Draft
 from outrider.kernels.acceptance import Verification, with_point_masses
-from outrider.kernels.ragged import Flattened, commit
+from outrider.kernels.ragged import FlatVerify, commit
 from outrider.kernels.sampling import Rules, argmax
 from outrider.scheduler.buckets import TokenBuckets
 from outrider.server.plugin.decode.verify_tail import VerifyTail
@@ -19,7 +19,7 @@ WRONG = 0.3
 """Share of wrong drafts of greedy requests."""
 
 
-Texts = tuple[Given, Draft, torch.Tensor, Flattened, Any]
+Texts = tuple[Given, Draft, torch.Tensor, FlatVerify, Any]
 """Requests, drafts, lengths, batch, and the batch's `Sampling` arguments."""
 
 

@@ -6,8 +6,8 @@ from unittest import mock
 import pytest
 import torch
 
+from outrider.kernels.ragged import FlatVerify
 from outrider.server.plugin.decode import logprobs
-from outrider.server.plugin.spec_inputs import FlatVerify
 
 V, GAMMA = 40, 3
 
