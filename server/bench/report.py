@@ -71,14 +71,14 @@ def read_all(folder: Path) -> dict[str, Record]:
 
 
 def _question(one: Record) -> str:
-    """The record's question. Three kinds of loads by URL have a question of their own: single-token answers, prompts of
-    all lengths, learning."""
+    """The record's question. Some kinds of loads by URL have one of their own."""
     asked = one.get("scenario", {}).get("requests", [])
     if asked and all(a["output_tokens"]["mean"] == 1 for a in asked):
         return "prompts by URL"
-    lengths = [length for a in asked if (length := a.get("input_tokens"))]
-    if any(length["mean"] is None for length in lengths):
+    if any(a.get("input_tokens") and a["input_tokens"]["mean"] is None for a in asked):
         return "mixed prompts by URL"
+    if any("response_format" in a.get("body", {}) for a in asked):
+        return "schemas by URL"
     return "learning by URL" if one.get("learning") else one["question"]
 
 

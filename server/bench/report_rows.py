@@ -222,6 +222,9 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
         "Beside other engines", "Tokens per second of all requests over HTTP, greedy; MB of all processes of a server.",
         _load
     ),
+    "schemas by URL": (
+        "Answers in JSON", "As above, `deploy/loadtest/schemas.toml`; off: without speculation.", _load
+    ),
     "prompts by URL": (
         "Prompts beside other engines", "Seconds to the first token over HTTP, by the tokens of a prompt.", _prompts
     ),
