@@ -245,7 +245,7 @@ def check_tail(runner: Any, batch: ForwardBatch, verify_lens: torch.Tensor, out:
     """Check that the tail has accepted and committed as the worker would."""
     flat = batch.flat
     total = int(flat.qo_indptr[-1])
-    cut = replace(flat, request=flat.request[:total], positions=flat.positions[:total])
+    cut = flat._replace(request=flat.request[:total], positions=flat.positions[:total])
     how = batch.sampling, batch.draft, verify_lens, cut, out.next_token_logits[:total]
     accept_lens, tokens = accepted_by_worker(*how)
     made = runner.tail.results(len(verify_lens), len(flat.request))
