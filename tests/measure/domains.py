@@ -3,7 +3,7 @@
     python tests/measure/domains.py invoices --out prompts
 
 writes prompts/invoices.jsonl (400 prompts) and prompts/invoices-held-out.jsonl (60). The other domains are sql and
-logs.
+tickets.
 """
 
 import argparse
@@ -18,9 +18,6 @@ CITIES = "Lisbon,Ghent,Turin,Graz,Bergen,Porto,Leeds,Bonn,Lyon,Delft,Basel,Aarhu
 GOODS = "hammer,lamp,desk,cable,notebook,chair,printer,vase,bolt,shelf,kettle,monitor,rope,ladder,drill,bucket,fan,tile"
 TABLES = "orders,customers,products,payments,shipments,employees,suppliers,tickets,invoices,visits,accounts,courses"
 COLUMNS = "name,city,price,status,created_at,quantity,country,email,total,category,weight,score,phone,due_date,discount"
-SERVICES = "auth,billing,search,cart,mailer,gateway,storage,scheduler,profile,export,reports,webhooks,cache,uploads"
-EVENTS = "timeout,connection reset,disk full,login failed,retry scheduled,request served,token expired,job finished"
-LEVELS = "INFO,WARNING,ERROR,DEBUG"
 
 
 def invoices(rng: random.Random) -> str:
@@ -58,17 +55,20 @@ def sql(rng: random.Random) -> str:
     )
 
 
-def logs(rng: random.Random) -> str:
-    """Lines of a log, to be parsed."""
-    lines = [
-        f"{date(rng)}T{rng.randrange(24):02}:{rng.randrange(60):02}:{rng.randrange(60):02}Z {pick(rng, LEVELS)} "
-        f"{pick(rng, SERVICES)}-{rng.randint(1, 9)} {pick(rng, EVENTS)} user={rng.randint(100, 9999)} "
-        f"ms={rng.randint(1, 5000)}"
-        for _ in range(rng.randint(2, 3))
-    ]
+def tickets(rng: random.Random) -> str:
+    """A customer's message, to be sorted and answered in the form of a help desk."""
+    good, company, days = pick(rng, GOODS), f"{pick(rng, COMPANIES)} {pick(rng, TRADES)}", rng.randint(2, 30)
+    message = rng.choice(
+        [
+            f"I ordered {rng.randint(2, 9)} of your {good}s {days} days ago; none has come to {pick(rng, CITIES)}.",
+            f"The {good} from order {rng.randint(1000, 99999)} came broken. I want my money back.",
+            f"You charged me {rng.randint(20, 900)} euros twice for one {good}.",
+            f"Does the {good} also come in {rng.choice(['black', 'red', 'a smaller size', 'oak', 'steel'])}?",
+        ]
+    )
     return (
-        "Take these log lines apart. For each line write a list with the fields time, level, service, event, user and "
-        "milliseconds, one field a line.\n\n" + "\n".join(lines)
+        f"You work at the help desk of {company}. Answer this message in YAML with the keys topic, urgency, summary, "
+        f"reply and next_steps (a list). Answer with the YAML alone.\n\n{message}"
     )
 
 
@@ -80,7 +80,7 @@ def date(rng: random.Random) -> str:
     return f"20{rng.randint(19, 29)}-{rng.randint(1, 12):02}-{rng.randint(1, 28):02}"
 
 
-DOMAINS: dict[str, Callable[[random.Random], str]] = {"invoices": invoices, "sql": sql, "logs": logs}
+DOMAINS: dict[str, Callable[[random.Random], str]] = {"invoices": invoices, "sql": sql, "tickets": tickets}
 
 
 def main() -> None:

@@ -106,7 +106,7 @@ def test_a_server_that_does_not_learn_is_refused(tmp_path: Path, capsys: pytest.
     assert "does not learn: start it with --learn" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("domain", ["invoices", "sql", "logs"])
+@pytest.mark.parametrize("domain", ["invoices", "sql", "tickets"])
 def test_made_up_prompts_are_the_same_again_and_none_is_served_and_held_out(domain: str, tmp_path: Path) -> None:
     corpora = []
     for folder in (tmp_path / "a", tmp_path / "b"):
