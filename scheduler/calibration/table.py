@@ -12,7 +12,7 @@ import torch
 
 from outrider.kernels.upload import upload
 
-from .classes import ADDED, CLASSES
+from .classes import CLASSES, SOURCES
 from .model import Calibration
 
 
@@ -68,14 +68,11 @@ class CalibrationTable:
     def from_json(cls, data: Any) -> Self:
         """Raises ValueError for data of another form."""
         try:
-            cases = data["cases"]
-            known = {
-                case: Calibration.from_json(cases[case])
-                for case in CLASSES
-                if case in cases or not case.endswith(ADDED)
-            }
-            by_class = cls.of(known, known[CLASSES[0]].gamma).by_class
-            return cls(by_class, str(data["dataset"]), data.get("verification", "token"))
+            cases, newer = data["cases"], SOURCES[2:]  # sources that older calibrations lack stay raw
+            present = [case for case in CLASSES if case in cases or not case.endswith(newer)]
+            known = {case: Calibration.from_json(cases[case]) for case in present}
+            verification = data.get("verification", "token")
+            return cls.of(known, known[CLASSES[0]].gamma, dataset=str(data["dataset"]), verification=verification)
         except KeyError as error:
             raise ValueError(f"not a calibration: it lacks {error}") from None
         except (TypeError, ValueError) as error:

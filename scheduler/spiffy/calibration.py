@@ -19,8 +19,6 @@ from .graph import ROOT_NODE, DraftGraph, Node
 
 NODES = 10
 """Nodes of a graph (D in the paper), of which a forward drafts the best D*."""
-LONGEST = 7
-"""Steps that the graph of an uncalibrated target looks ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +127,12 @@ def choose(counts: NodeCounts, size: int = NODES, step_tokens: int | None = None
 def untuned_graph(block_size: int, step_tokens: int | None, size: int = NODES) -> DraftGraph:
     """The graph of an uncalibrated target: at most `size` nodes for blocks of `block_size` tokens.
 
-    step_tokens: tokens that a step reveals; None: any number. First come the states that reveal the most probable
-    tokens in their order, then states that differ in the last token: the next best token, or the next position.
+    step_tokens: tokens that a step reveals; None: any number. First come states up to seven steps ahead that reveal the
+    most probable tokens in their order, then states that differ from these in the last token: the next best token
+    there, or the best one of the next position.
     """
     step = step_tokens or 1
-    chain = [frozenset((i, 0) for i in range(n)) for n in range(step, min(step * LONGEST, block_size) + 1, step)]
+    chain = [frozenset((i, 0) for i in range(n)) for n in range(step, min(step * 7, block_size) + 1, step)]
     misses: list[Node] = []
     for node in chain:
         last = len(node) - 1
