@@ -1,6 +1,6 @@
 """Choosing a draft graph by base decoding (Spiffy, offline graph calibration, algorithm 2).
 
-Trajectories of base decoding are replayed. At each state, the states that follow it are named by ranks, by the
+Trajectories of base decoding are replayed. At each state, the states that follow it are named by ranks in the
 distribution of the state before, as a forward would have to draft them. The nodes met most often are drafted.
 """
 
@@ -25,8 +25,8 @@ NODES = 10
 class Trajectory:
     """The path of base decoding through one block.
 
-    states: [n, B] int64, before and after each of its forwards; the last may be complete. candidates: by the
-    distributions of these forwards; of the last one it is not read, and may be left out.
+    states: [n, B] int64, the block's tokens before and after each forward; the last may be complete. candidates: by the
+    distribution of each state; the last state's are not read, and may be left out.
     """
 
     states: np.ndarray
@@ -92,8 +92,8 @@ def following(trajectory: Trajectory, root: int, mask_id: int) -> Iterator[Node]
 
 
 def steps_ahead(graph: DraftGraph, counts: NodeCounts) -> float:
-    """Upper bound of the mean further steps of a forward that drafts all nodes of a graph: all nodes that a trajectory
-    meets count, even after a state outside the graph."""
+    """Upper bound of the mean further steps of a forward that drafts all nodes of a graph: every node that a trajectory
+    meets counts, even after a state outside the graph."""
     return sum(counts.nodes[node] for node in graph.nodes) / max(counts.roots, 1)
 
 

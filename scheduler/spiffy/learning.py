@@ -34,12 +34,13 @@ class StateAcceptance:
 
 
 def _cells(scores: np.ndarray, depths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the counts; larger depths count as the largest."""
     return np.minimum(depths, DEPTHS) - 1, np.minimum((scores * BINS).astype(np.int64), BINS - 1)
 
 
 class RoundCost:
-    """Seconds of a round by its rows: measured and corrected by recent rounds; without a profile a line through them,
-    as for the chunks of a prompt.
+    """Seconds of a round by its rows: measured and corrected by recent rounds; without a profile a line through recent
+    rounds, as for the chunks of a prompt.
 
     measured: by the tokens of all rows. block_size: tokens of a row.
     """
