@@ -38,7 +38,7 @@ class CalibrationTable:
         return cls(tuple(by_name.get(case, Calibration.identity(gamma)) for case in CLASSES), **other)
 
     def first(self, positions: int) -> Self:
-        """The calibration of drafts of at most `positions` tokens."""
+        """The calibration for drafts of at most `positions` tokens."""
         if positions >= self.gamma:
             return self
         return replace(self, by_class=tuple(each.of_length(positions) for each in self.by_class))
@@ -92,7 +92,7 @@ def parameters_of_each(
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
     """Each request's place [R] in the parameters of all calibrations of a batch, and these parameters.
 
-    tables: [R] calibrations of the requests. confidence: [R, gamma]. classes: [R], of one calibration.
+    tables: [R] calibrations of the requests. confidence: [R, gamma]. classes: [R] places in CLASSES.
     """
     places: dict[CalibrationTable, int] = {}
     each = [places.setdefault(table, len(places)) for table in tables]
@@ -113,7 +113,7 @@ def _stacked(
 
 @lru_cache(maxsize=8)
 def _parameters(table: CalibrationTable, positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    column = torch.arange(positions).clamp(max=table.gamma - 1)
-    inverse = 1.0 / torch.tensor([calibration.temperatures for calibration in table.by_class], dtype=torch.float64)
-    shifts = torch.tensor([calibration.shifts for calibration in table.by_class], dtype=torch.float32)
-    return inverse[:, column].float().contiguous().to(device), shifts[:, column].contiguous().to(device)
+    by_class = [calibration.of_length(positions) for calibration in table.by_class]
+    inverse = 1.0 / torch.tensor([calibration.temperatures for calibration in by_class], dtype=torch.float64)
+    shifts = torch.tensor([calibration.shifts for calibration in by_class], dtype=torch.float32)
+    return inverse.float().to(device), shifts.to(device)
