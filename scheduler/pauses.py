@@ -100,10 +100,10 @@ class Pauses:
         if not self.paused:  # most of a shorter chunk would be the fixed cost of a forward
             room = max(room, least)
         whole, passing = self._whole(queue, unfinished, room)
-        first = self.page if unfinished else None
+        minimum = self.page if unfinished else 0  # every chunk also reads a page of the partly read prompt
         tokens = max(self.cost.largest(room, context) // self.page, 1) * self.page
         if max(self._owed, self._owed_to_levels) > 0 or room < least:
-            return Chunk(whole + (first or 0), first) if whole else None
+            return Chunk(whole + minimum, minimum or None) if whole else None
         if unfinished is not None:
             return Chunk(max(tokens, whole + self.page), max(tokens - whole, self.page)) if whole else Chunk(tokens)
         # A prompt that fits whole into the next chunk is not cut to fill this one.
