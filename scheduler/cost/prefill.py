@@ -54,7 +54,7 @@ class PrefillCost:
 
     def __init__(self, points: Iterable[PrefillPoint] = ()):
         self._rates = np.zeros(3)  # seconds of a forward, a token, a pair
-        # Guess: a forward costs as much as 32 tokens, a token as much as 2048 pairs. Its weight, in chunks.
+        # A guess: a forward costs as much as 32 tokens, a token as much as 2048 pairs; and its weight, in chunks.
         self._proportions, self._trust = np.array([32.0, 1.0, 1 / 2048]), 0.003
         self._squares, self._products = np.zeros((3, 3)), np.zeros(3)  # of the least squares
         rows = [_parts(one.tokens, pairs_of([one.tokens], [one.context])) / one.seconds for one in points]
