@@ -1,4 +1,4 @@
-"""The top-K that admits draft tokens by survival (DSpark, section 3.2.2 and 5.2).
+"""Admission of the K draft tokens of largest survival (DSpark, sections 3.2.2 and 5.2).
 
 a_{r,j} = c_{r,1} ... c_{r,j} never rises with j. Ties go to the smaller request, then to the smaller position. So the K
 largest are a prefix of every request, and whether x_{r,k} is among them depends only on c_{r,1..k} and on other
@@ -20,7 +20,7 @@ def largest(
     bounds: np.ndarray | None = None,
     first: np.ndarray | None = None,
 ) -> torch.Tensor:
-    """verify_lens [R] int64: the `tokens` drafts of largest survival (None: all), on the confidence's device.
+    """verify_lens [R] int64 that admit the `tokens` of largest survival (None: all), on the confidence's device.
 
     confidence, draft_lens, first: as in `admit`. bounds: above 0, [R, 1] or [gamma]; the first survival below its bound
     ends a request's tokens.

@@ -1,7 +1,7 @@
-"""The simple planners: DSpark's Algorithm 1, which knows costs, and three that do not.
+"""The simple planners: DSpark's Algorithm 1, which knows costs, and two that do not.
 
-They set no budget before drafting. But a GPU's step has its size before its drafts are there: then the numbers of
-tokens that recent steps verified bound the next one.
+They choose after drafting. But a GPU's step has its size before its drafts are there: then the tokens that recent steps
+verified bound the next one.
 """
 
 import math
@@ -17,17 +17,17 @@ from .admission import largest
 from .contract import Budget, FinishedStep, Planner, StepView
 from .cost.model import StepCost
 
-RECENT = 8
-"""Steps that bound the next one on a GPU."""
-
 
 class BucketBoundedPlanner(Planner):
-    """Without buckets there is no bound. With them recent steps bound the next one: one that used up its bound may have
-    wanted more, and counts twice."""
+    """Drafts at every step. With buckets the largest of the last eight steps bounds the next one; a step that used up
+    its bound may have wanted more, and counts twice. Without buckets there is no bound."""
 
     def __init__(self) -> None:
-        self._recent: deque[float] = deque(maxlen=RECENT)  # draft tokens of a request, of observed steps
+        self._recent: deque[float] = deque(maxlen=8)  # draft tokens of a request, of observed steps
         self._bounds: deque[tuple[StepView, int]] = deque()  # of steps that are not observed yet
+
+    def budget(self, step: StepView) -> Budget:
+        return Budget(draft=bool(step.limits.any()), tokens=self.bound(step))
 
     def bound(self, step: StepView) -> int | None:
         """`Budget.tokens` of `step`; called once for each."""
@@ -79,9 +79,6 @@ class Threshold(BucketBoundedPlanner):
             raise ValueError(f"a threshold of survival lies in 0..1, not {threshold}")
         self.threshold = threshold
 
-    def budget(self, step: StepView) -> Budget:
-        return Budget(draft=bool(step.limits.any()), tokens=self.bound(step))
-
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
         if budget.tokens is None:
             return torch.minimum((survival_of(confidence) >= self.threshold).sum(1), draft_lens)
@@ -92,9 +89,9 @@ class Threshold(BucketBoundedPlanner):
 class Synchronous(BucketBoundedPlanner):
     """Admits tokens by descending survival while each raises the throughput tau / T; stops at the first that does not.
 
-    It reads current confidences, and is lossless because it stops: decisions on larger survivals alone lead to a token.
-    It finds the best length only where throughput has a single peak, and drafts at every step. With buckets a step's
-    size, and so its time, is decided before; the search then only leaves out tokens that do not pay.
+    It reads this step's confidences, and is lossless because it stops: whether a token is admitted depends on larger
+    survivals alone. It finds the best length only where throughput has a single peak. With buckets a step's size, and
+    so its time, is decided before; the search then only leaves out tokens that do not pay.
     """
 
     cost: StepCost

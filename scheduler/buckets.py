@@ -9,15 +9,12 @@ from bisect import bisect_left
 
 import numpy as np
 
-STEPS = 8
-"""Buckets between one power of two and the next, so that padding is less than an eighth of a step."""
-
 
 class TokenBuckets:
     """The buckets of at most `requests` requests of `width` tokens each (gamma + 1).
 
     sizes: ascending, the largest is requests * width.
-    captured: requests for which graphs are captured, at most; None: all. Larger steps have buckets, and no graph.
+    captured: most requests for which graphs are captured; None: all. Larger steps have buckets, and no graph.
     """
 
     def __init__(self, requests: int, width: int, captured: int | None = None):
@@ -26,10 +23,10 @@ class TokenBuckets:
         self.requests, self.width = requests, width
         self.captured = requests if captured is None else min(captured, requests)
         most = requests * width
-        sizes, size = [], 1
+        sizes, size = [], 1  # eight from one power of two to the next: padding is less than an eighth of a step
         while size < most:
             sizes.append(size)
-            size += max(1, 2 ** (size.bit_length() - 1) // STEPS)
+            size += max(1, 2 ** (size.bit_length() - 1) // 8)
         self.sizes = (*sizes, most)
         self._sizes = np.array(self.sizes)
 
@@ -49,17 +46,15 @@ class TokenBuckets:
         return tuple(size for size in self.sizes if size <= self.captured * self.width)
 
     def slots(self, tokens: int) -> int:
-        """Requests that a graph of `tokens` has room for: one more than there can be, where tokens may be padding.
-
-        Padding then has a slot of its own. With as many tokens as requests there is none.
-        """
+        """Requests that a graph of `tokens` has room for. The padding takes the place of one, except where each token
+        is of another request."""
         return min(tokens, self.captured + 1)
 
     def has_graph(self, requests: int, tokens: int) -> bool:
-        """True if a step of a bucket of `tokens` runs as a graph: one more slot takes its padding."""
+        """True if a step of `requests` in a bucket of `tokens` runs as a graph."""
         slots = self.slots(tokens)
         return tokens <= self.captured * self.width and (requests < slots or requests == slots == tokens)
 
     def fill_bucket(self, requests: int, wanted: int, room: int) -> int:
-        """Draft tokens that fill the bucket of the `wanted` ones, at most `room`."""
+        """Draft tokens that fill the bucket of `wanted` draft tokens, at most `room`."""
         return min(self.round_up(requests + min(wanted, room)) - requests, room)

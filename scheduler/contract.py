@@ -4,9 +4,9 @@ A decode step calls, in this order, `looks_back`, `budget`, then, if the budget 
 time later `observe`.
 
 Lossless rule (DSpark, section 3.2.2 and appendix A): whether x_{r,k} is admitted depends only on facts from before its
-draw: c_{r,1..k}, other requests' confidences, and a budget from earlier steps. So `budget` does not see this
-step's draft, and `admit` must leave min(verify_lens[r], k) unchanged if confidence[r, k:] changes. The budget also says
-which requests draft, by which source (model or prompt lookup) and how deep. The proof is in `docs/planner.md`.
+draw: c_{r,1..k}, other requests' confidences, and a budget from earlier steps. So `budget`, which also decides whether
+the model and prompt lookup draft and how deep, does not see this step's draft, and `admit` must leave
+min(verify_lens[r], k) unchanged if confidence[r, k:] changes. The proof is in `docs/planner.md`.
 """
 
 from abc import ABC, abstractmethod
@@ -92,15 +92,15 @@ class FinishedStep:
     """A finished decode step of R requests. The arrays are kept: do not write to them afterwards.
 
     view: the object that `Planner.budget` was given.
-    survival: [R, gamma] float32 of the step's confidences (`admission.survival_of`); not read in a step without drafts.
+    survival: [R, gamma] float32 of the step's confidences (`kernels.drafts.survival_of`); not read without drafts.
     verify_lens: [R], draft tokens verified. accept_lens: [R] in 1..gamma+1, tokens that came out.
     draft_mask: [R] bool, requests for which the model could draft. drafting: for how many of them it did.
     looked_up: [R] bool, drafts of prompt lookup, also of requests in `draft_mask`; None: the step did not look up.
     depth: tokens that the model drafted for each, at most; None: all that it can.
     tokens: of the forward, anchors and padding included.
     seconds: wall time of the step; None: unknown, or it had other work in it. draft_seconds: the drafts' part; None:
-        unknown. host_seconds: the part of looking up, planning and admitting, if no model drafted; 0 on a GPU, where
-        the host does this meanwhile.
+        unknown. host_seconds: the part of looking up, planning and admitting, if no model drafted; 0 on a GPU, which
+        computes meanwhile.
     """
 
     view: StepView
@@ -139,8 +139,8 @@ class Planner(ABC):
     buckets: TokenBuckets | None = None
     """Sizes of a GPU's steps: every budget then has a bound, which fills a bucket. None: any size."""
     draft_sizes: Sequence[int] = ()
-    """Numbers of requests for which a GPU has graphs of drafts, ascending: a draft for any of R requests takes the time
-    of the smallest size from R on. Empty: the time of as many as it is for."""
+    """Numbers of requests for which a GPU has graphs of drafts, ascending: drafting for any of R requests takes the
+    time of the smallest size of at least R. Empty: the time of as many drafts as are made."""
     block: int | None = None
     """Tokens of a model's whole draft, if the budget may choose fewer. None: it may not."""
 
@@ -149,7 +149,7 @@ class Planner(ABC):
         return True
 
     def budget(self, step: StepView) -> Budget:
-        """Decide from the past whether to draft and how much to verify. By default: draft for whom it is on."""
+        """Decide from the past whether to draft and how much to verify. By default: draft, and verify without bound."""
         return Budget(draft=bool(step.limits.any()), tokens=None)
 
     def curve(self) -> PlannedCurve | None:
@@ -188,7 +188,7 @@ class Planner(ABC):
         return cost.seconds(len(step.rows), tokens, float(np.add.reduce(step.contexts)))
 
     def charged_drafts(self, drafts: float, requests: int, depth: Any) -> Any:
-        """Whole drafts that a step of `requests` pays for when the model drafts `depth` tokens for `drafts` of them."""
+        """Whole drafts that a step of `requests` pays for if the model drafts `depth` tokens for `drafts` of them."""
         if self.draft_sizes and drafts:
             return float(next((size for size in self.draft_sizes if size >= requests), requests))
         return drafts if depth is None or self.block is None else drafts * depth / self.block

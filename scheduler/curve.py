@@ -22,8 +22,8 @@ class Curve:
     """Points 0..n of a step, each of which admits one survival more, the largest first.
 
     throughput: [n+1] expected tokens per second. seconds: [n+1] expected.
-    values: [n] the survivals, if the least admitted survival defines a point; None: the number of tokens does.
-    samples: [n] the sample of each survival, of `count`.
+    values: [n] the survivals, where a point is a least survival; None: a point is a number of tokens.
+    samples: [n] the sample that each survival is of; there are `count`.
     """
 
     throughput: np.ndarray
@@ -33,7 +33,7 @@ class Curve:
     count: int = 1
 
     def most(self, point: int) -> int:
-        """Budget of draft tokens: as many as in any sample, so that a step stays before cliffs that were in sight."""
+        """Budget of draft tokens: the most that any sample admits, so that a step stays before a cliff of its time."""
         return point if self.samples is None or not point else int(np.bincount(self.samples[:point]).max())
 
     def least(self, point: int) -> float:
@@ -47,10 +47,10 @@ class Curve:
 
 
 def curve_by_tokens(requests: int, survival: np.ndarray, seconds: np.ndarray, *, padded: bool = False) -> Curve:
-    """Points are numbers of tokens; they bring the mean over samples.
+    """The curve with numbers of tokens as points; their survivals are means over the samples.
 
     survival: [samples, R, gamma]. seconds: [room+1] of a step with 0..room admitted tokens. Survivals of 0 are never
-    admitted, so larger steps take no longer than the last one above 0, unless steps are `padded`.
+    admitted, so the points beyond the last survival above 0 take as long as its point, unless steps are `padded`.
     """
     ordered = largest_survivals(survival.reshape(len(survival), -1), len(seconds) - 1)
     total = ordered[0] if len(ordered) == 1 else ordered.mean(0)
@@ -63,8 +63,8 @@ def curve_by_tokens(requests: int, survival: np.ndarray, seconds: np.ndarray, *,
 
 
 def curve_by_survival(requests: int, survival: np.ndarray, seconds: np.ndarray) -> Curve:
-    """Points are least survivals: good drafts are then verified deeper than poor ones. Tokens and seconds are means
-    over the samples.
+    """The curve with least survivals as points: good drafts are verified deeper than poor ones. Tokens and seconds
+    are means over the samples.
 
     survival: [samples, R, gamma]. seconds: [room+1] of a step with 0..room admitted tokens.
     """

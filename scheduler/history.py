@@ -1,6 +1,6 @@
-"""The planner's memory of drafts: each request's last survivals, and how acceptance compares with them.
+"""The planner's memory of drafts: each request's last survivals, and how many tokens were accepted for each predicted.
 
-Arrays are as large as the engine's request pool: they grow to the largest row seen, not with uptime.
+Arrays have one entry per row of the engine's request pool: they grow to the largest row seen, not with uptime.
 """
 
 from __future__ import annotations
@@ -14,22 +14,20 @@ import numpy as np
 from .cost.drift import RATE
 from .curve import LARGEST
 
-PRIOR_CONFIDENCE = 0.8
-"""Confidence assumed before anything was drafted, so that drafting is tried."""
 DEPTH = 16
 """Drafts that are kept of each request; a power of two."""
 SAMPLES = 64
-"""Drafts that are kept of all requests of a group together, and groups that are kept."""
+"""Drafts that are kept of a group (of all its requests together); also the most groups that are kept."""
 
 
 class SurvivalHistory:
-    """The last DEPTH survivals [gamma] of every request, and the last SAMPLES of all requests of a group; with each the
-    chance that the model had to draft for it: 1, or less where prompt lookup did.
+    """The last DEPTH survivals [gamma] of every request, and the last SAMPLES of every group of requests; with each the
+    chance that the model had to draft for it: 1, or less where prompt lookup gave the draft.
 
-    prior: confidence that is assumed before anything was written.
+    prior: confidence that is assumed before anything was written; high, so that drafting is tried.
     """
 
-    def __init__(self, gamma: int, *, prior: float = PRIOR_CONFIDENCE):
+    def __init__(self, gamma: int, *, prior: float = 0.8):
         self._start = np.append(prior ** np.arange(1, gamma + 1), 1.0).astype(np.float32)
         self._records = np.zeros((64 * DEPTH, gamma + 1), dtype=np.float32)  # row by row
         self._generations = np.zeros(64, dtype=np.int64)
@@ -56,12 +54,12 @@ class SurvivalHistory:
     def read(
         self, rows: np.ndarray, generations: np.ndarray, samples: int, groups: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Each request's latest survivals, newest first: [samples, R, gamma] float32, a copy. [samples, R] chances that
-        the model had to draft.
+        """Each request's latest survivals, newest first: [n, R, gamma] float32, a copy. [n, R] chances that the model
+        had to draft.
 
-        A request with fewer drafts than `samples` repeats them; a request without drafts gets the mean of its group.
-        More than one sample are followed by half as many of the group: the next passage of a text resembles the mean of
-        all texts more than its own last passage, and a plan without them rests after every hard passage.
+        n is `samples`, at most DEPTH, and half as many of the group: the next passage of a text resembles the mean of
+        all texts more than its own last passage, and a plan by this alone would rest after every hard passage.
+        A request with fewer drafts repeats them; one without drafts gets the mean of its group.
         """
         counts, depth = self.counts(rows, generations), min(samples, DEPTH)
         back = np.arange(depth)[:, None] % np.clip(counts, 1, DEPTH)
@@ -76,7 +74,8 @@ class SurvivalHistory:
         return records[:, :, :-1], records[:, :, -1]
 
     def extrapolated(self, survival: np.ndarray, depth: int, block: int) -> np.ndarray:
-        """survival [n, gamma] of drafts of `depth` tokens, continued up to `block` tokens as the mean draft falls."""
+        """survival [n, gamma] of drafts of `depth` tokens, continued up to `block` tokens: it falls as that of the mean
+        draft of the latest group."""
         result = survival.copy()
         mean = self._pools[next(reversed(self._pools))].mean if self._pools else self._start
         share = np.minimum(mean[depth:block] / max(float(mean[depth - 1]), 1e-6), 1.0)
@@ -102,36 +101,37 @@ class SurvivalHistory:
 
 
 class _Pool:
-    """The last SAMPLES records of a group. start: [gamma + 1] the record of an unknown request."""
+    """The last SAMPLES records [gamma + 1] of a group, survivals and chance. start: record of an unknown request."""
 
     def __init__(self, start: np.ndarray):
         self._records = np.tile(start, (SAMPLES, 1))
         self._place = 0
 
     def write(self, records: np.ndarray) -> None:
-        """Take in [n, gamma], of many a part."""
+        """Take in records [n, gamma + 1]; of more than SAMPLES every second, third, …"""
         new = records[:: max(-(-len(records) // SAMPLES), 1)]
         self._records[(self._place + np.arange(len(new))) % SAMPLES] = new
         self._place += len(new)
 
     @property
     def mean(self) -> np.ndarray:
-        """[gamma + 1]."""
+        """[gamma + 1] mean record."""
         return np.asarray(self._records.mean(0))
 
     def spread(self, samples: int, requests: int) -> np.ndarray:
-        """[samples, requests, gamma] records, each request's own where there are enough."""
+        """[samples, requests, gamma + 1] records, no two alike where there are enough."""
         count = samples * requests
         places = np.arange(count).reshape(samples, requests) * max(SAMPLES // max(count, 1), 1)
         return self._records[(self._place + places) % SAMPLES]
 
 
 class Correction:
-    """Accepted over predicted draft tokens of recent steps. Survivals are multiplied by it, so the planner notices
-    within a few steps that drafts fail. It is as near to 1 as `SURE` standard deviations of the accepted number allow.
+    """Accepted over predicted draft tokens of recent steps. Survivals are multiplied by this `factor`, so the planner
+    notices within a few steps that drafts fail. It is as near to 1 as `SURE` standard deviations of the accepted number
+    allow.
 
-    A token counts only where it was verified. That was decided before it was drawn, so leaving out the rest does not
-    shift the ratio; counting an early rejection for later positions would.
+    Verified tokens alone count. That was decided before they were drawn, so leaving out the rest does not shift the
+    ratio; counting an early rejection for later positions would.
     """
 
     SURE = 2.0
@@ -151,7 +151,7 @@ class Correction:
         self._update()
 
     def fade(self) -> None:
-        """Forget a part of the past, after a probe, which verifies no drafts: so failed drafts are tried again."""
+        """Forget a part of the past after a probe, which verifies no drafts: in time failed drafts are tried again."""
         self._predicted, self._accepted = (1 - RATE) * self._predicted, (1 - RATE) * self._accepted
         self._update()
 

@@ -2,9 +2,10 @@
 
 A prompt is read in chunks, and decode steps run between them:
 
-- a chunk is the largest with a predicted time within the bound on pauses between decode steps;
+- a chunk is the largest with a predicted time within the bound on pauses between decode steps; within twice the bound
+  while no request decodes, since only the next request to come would wait for it;
 - after a chunk of a long prompt answers decode until they have had their share of the time, or more where a service
-  level needs more. That delays the prompt's first token by this time alone;
+  level needs more;
 - a prompt that fits whole into a chunk skips that wait, unless a service level needs it; a short one waits for service
   levels no longer than twice the bound;
 - the prompt with the smallest turn is read first: the shortest, until a longer one has waited long enough.
@@ -24,20 +25,10 @@ from .service_levels import MARGIN
 
 SHARE = 0.36
 """Share of the time for decode steps while one long prompt is read: its first token takes 1 / (1 - SHARE) as long. With
-n waiting prompts the share is SHARE / n²: decode steps for few answers waste time, and all n prompts wait for them."""
-MOST_SHARE = 0.9
-"""The most that service levels can raise it to."""
-PATIENCE = 8
-"""Shorter prompts pass a prompt until this many times its unread tokens have been read."""
-LATER = 32768
-"""Short prompts pass a longer one until this many more tokens have been read."""
+n waiting prompts the share is SHARE / n²: steps for few answers waste time, and all n prompts wait for them."""
 SHORT = 256
-"""Tokens of a short prompt. It passes a longer one even if it breaks the bound: SGLang cuts one prompt at a time, so
-the short one would wait for all chunks of the long one."""
-ALONE = 2
-"""A chunk may take this many times the bound while no request decodes: the next request to come waits for it."""
-STEP_RATE = 0.1
-"""Weight of one decode step in the running average of their time."""
+"""Most tokens of a short prompt. It passes a longer one even if it breaks the bound: SGLang cuts one prompt at a time,
+so the short one would wait for all chunks of the long one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +50,20 @@ class Chunk:
 
 
 def turn_of(arrival: int, tokens: int) -> float:
-    """Turn of a prompt with `tokens` to read that came after `arrival` tokens of prompts had been read."""
-    return arrival + PATIENCE * tokens + (LATER if tokens > SHORT else 0)
+    """Turn of a prompt with `tokens` to read that came after `arrival` tokens of prompts had been read.
+
+    Shorter prompts pass it until 8 times its tokens have been read, short ones until 32,768 more have been.
+    """
+    return arrival + 8 * tokens + (32768 if tokens > SHORT else 0)
 
 
 def level_share(levels: np.ndarray, speed: float) -> float:
-    """Share of the time that decode steps need for the strictest level that they can keep; 0 without one.
+    """Share of the time, at most 0.9, that decode steps need for the strictest level that they can keep; 0 without one.
 
     levels: [R] tokens per second; 0: none. speed: tokens per second of a request while no prompt is read.
     """
     shares = levels * MARGIN / max(speed, 1e-9)
-    return float(np.minimum(shares[shares <= 1.0], MOST_SHARE).max(initial=0.0))
+    return float(np.minimum(shares[shares <= 1.0], 0.9).max(initial=0.0))
 
 
 class Pauses:
@@ -79,13 +73,14 @@ class Pauses:
     def __init__(self, bound: float, cost: PrefillCost, page: int = 1, *, in_turn: bool = True):
         self.bound, self.cost, self.page, self.in_turn = bound, cost, page, in_turn
         self.step = 0.0
-        """Seconds of a decode step."""
+        """Seconds of a decode step, a running mean."""
         self.paused = 0.0
         """Predicted seconds of the chunks launched since the last decode step."""
-        self._owed = self._owed_to_levels = 0.0  # seconds of decode steps before the next long prompt, before any
+        # Seconds of decode steps due before the next chunk of a long prompt, and before any chunk.
+        self._owed = self._owed_to_levels = 0.0
         self._decoded = 0.0  # seconds of decode steps since the latest chunk
         self._waiting = 0  # prompts, at the latest choice
-        self._ratios = 0.0, 0.0  # added to each by a second of the latest chunk
+        self._ratios = 0.0, 0.0  # seconds that a second of the latest chunk adds to each
 
     def choose(self, queue: Sequence[Prompt], unfinished: Prompt | None, *, answering: bool = True) -> Chunk | None:
         """The next chunk; None: a decode step first.
@@ -100,15 +95,15 @@ class Pauses:
                 return None
             queue = list(takewhile(lambda prompt: prompt.tokens <= SHORT, queue))
         context = next((prompt.context for prompt in (unfinished, *queue) if prompt), 0)
-        most = self.bound if answering else ALONE * self.bound
+        most = self.bound if answering else 2 * self.bound
         room, least = most - self.paused, 2 * self.cost.forward
-        if not self.paused:  # of a shorter chunk most would be the fixed cost of a forward
+        if not self.paused:  # most of a shorter chunk would be the fixed cost of a forward
             room = max(room, least)
         whole, passing = self._whole(queue, unfinished, room)
-        first = self.page if unfinished else None
+        minimum = self.page if unfinished else 0  # every chunk also reads a page of the partly read prompt
         tokens = max(self.cost.largest(room, context) // self.page, 1) * self.page
         if max(self._owed, self._owed_to_levels) > 0 or room < least:
-            return Chunk(whole + (first or 0), first) if whole else None
+            return Chunk(whole + minimum, minimum or None) if whole else None
         if unfinished is not None:
             return Chunk(max(tokens, whole + self.page), max(tokens - whole, self.page)) if whole else Chunk(tokens)
         # A prompt that fits whole into the next chunk is not cut to fill this one.
@@ -116,7 +111,8 @@ class Pauses:
         return Chunk(tokens if cuts or not whole else whole)
 
     def _whole(self, queue: Sequence[Prompt], unfinished: Prompt | None, room: float) -> tuple[int, int]:
-        """Tokens and number of the first prompts before `unfinished` that together take at most `room` seconds."""
+        """Tokens, in whole pages, and number of the first prompts of `queue` that may be read before `unfinished` and
+        together take at most `room` seconds."""
         if unfinished is not None and not self.in_turn:
             return 0, 0
         tokens, pages, pairs = 0, 0, 0.0
@@ -150,7 +146,7 @@ class Pauses:
     def observe_step(self, seconds: float) -> None:
         """A decode step took `seconds`."""
         self._decoded += seconds
-        self.step += (STEP_RATE if self.step else 1.0) * (seconds - self.step)
+        self.step += (0.1 if self.step else 1.0) * (seconds - self.step)
         self._owed = max(self._owed - seconds, -self.step)  # a step may end later than the debt: the next chunk pays
         self._owed_to_levels = max(self._owed_to_levels - seconds, -self.step)
 

@@ -1,12 +1,12 @@
-"""The planner: before each decode step it decides who drafts, how deep, and how many of these tokens are verified.
+"""The planner: before each decode step it decides whether to draft, how deep, and how many tokens to verify.
 
-It is DSpark's asynchronous planner (section 5.2): it plans by steps that are at least two old, never by this step's
-drafts, so it may search the whole of a jagged throughput curve and stay lossless (appendix A, `docs/planner.md`).
+It is DSpark's asynchronous planner (section 5.2). It plans by steps that are at least two old, never by this step's
+drafts; so it may search the whole of a jagged throughput curve and stay lossless (appendix A, `docs/planner.md`).
 
 A step, from top to bottom:
 
-1. `budget` keeps the last plan for a few steps of the same requests; else it learns from finished steps (`_absorb`)
-   and makes a new one (`_decide`).
+1. `budget` keeps the last plan for a few steps of the same requests. Otherwise it learns from finished steps
+   (`_absorb`) and makes a new plan (`_decide`).
 2. `_decide` compares three plans: rest (no drafts at all), prompt lookups alone, and the model's drafts at their best
    depth. Each has a curve (`curve.py`) of expected tokens per second by K, the draft tokens that are verified:
 
@@ -31,15 +31,10 @@ from .cost.model import StepCost
 from .curve import Curve, curve_by_survival, curve_by_tokens
 from .history import SAMPLES, Correction, SurvivalHistory
 from .probing import Probing, mostly_the_same
-from .service_levels import behind, levels_kept
+from .service_levels import levels_kept
 
 LAG = 2
 """A budget uses steps that are at least this many before it; a GPU still runs the last one."""
-HELD = 4
-"""Most steps for which a plan holds. Making one costs as much as verifying two tokens of a small model."""
-REQUIRED_RETURN = 0.7
-"""Share of its own cost that a draft must be expected to bring. Below 1, since a request that does not draft gives no
-news, and its past says little about its next passage."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,8 +50,8 @@ class PlannedStep:
 class Plan:
     """One way to run a step.
 
-    curve: its throughput curve, and `point` the best one. kept: service levels kept there. drafts: the model drafts.
-    depth: tokens of each draft; None: whole drafts. drafting: expected seconds of the drafts.
+    curve, point: its throughput curve and the best point of it. kept: service levels kept at that point.
+    drafts: the model drafts. depth: tokens of each of its drafts; None: whole ones. drafting: their expected seconds.
     """
 
     curve: Curve
@@ -72,11 +67,11 @@ class Plan:
 
     @property
     def verified(self) -> float:
-        """Draft tokens, in the mean."""
+        """Mean draft tokens."""
         return self.point / self.curve.count
 
     def value(self, required_return: float = 1.0) -> tuple[int, float]:
-        """Levels kept, then throughput if `required_return` of the drafts' time counted: by this plans are compared."""
+        """Key by which plans are compared: levels kept, then throughput with only this share of the drafts' seconds."""
         seconds = float(self.curve.seconds[self.point])
         return self.kept, self.throughput * seconds / (seconds - (1 - required_return) * self.drafting)
 
@@ -85,8 +80,10 @@ class Asynchronous(Planner):
     """The planner described above.
 
     gamma: width of the confidences. smoothing: with fewer requests than this, several past drafts of each are used, so
-    that one unlucky draft does not decide; 1: only the last draft of each. held: most steps for which a plan holds.
-    required_return: drafts are made that bring this share of their cost, or more.
+    that one unlucky draft does not decide; 1: only the last draft of each. held: most steps for which a plan holds;
+    making one costs as much as verifying two tokens of a small model. required_return: share of its own cost that a
+    draft must be expected to bring; below 1, since a request that does not draft gives no news, and its past says
+    little about its next passage.
     """
 
     cost: StepCost
@@ -97,8 +94,8 @@ class Asynchronous(Planner):
         gamma: int,
         *,
         smoothing: int = SAMPLES,
-        held: int = HELD,
-        required_return: float = REQUIRED_RETURN,
+        held: int = 4,
+        required_return: float = 0.7,
     ):
         if min(gamma, smoothing, held) < 1:
             raise ValueError(f"gamma, smoothing and held are at least 1, not {gamma}, {smoothing} and {held}")
@@ -110,14 +107,14 @@ class Asynchronous(Planner):
         self.probing = Probing()
         self._number, self._last_probe, self._has_rested = 0, -LAG, False
         self._last: PlannedStep | None = None  # the last step for which a plan was made
-        self.considered: tuple[list[Plan], Plan] | None = None  # plans, the best
+        self.considered: tuple[list[Plan], Plan] | None = None  # the last plans, and the best of them
         self._open: deque[PlannedStep] = deque()  # not observed yet
-        self._finished: deque[tuple[PlannedStep, FinishedStep]] = deque()  # not learned from yet
+        self._finished: list[tuple[PlannedStep, FinishedStep]] = []  # not learned from yet
 
     # -- before drafting ------------------------------------------------------------------------------------------
 
     def looks_back(self, step: StepView) -> bool:
-        """False while the last plan holds. Limits may fall meanwhile; they bound drafts by themselves."""
+        """False while the last plan holds. Limits may fall meanwhile: they also bound each draft directly."""
         last = self._last
         if last is None or self._number <= self._last_probe + LAG or np.count_nonzero(step.levels):
             return True
@@ -154,18 +151,18 @@ class Asynchronous(Planner):
         best = max(plans, key=lambda plan: plan.value(self.required_return))  # of equal ones the first: drafts least
         self.considered = plans, best
         if not best.drafts:
-            loss = host + plans[-1].drafting
+            loss = host + plans[-1].drafting  # seconds of a probe that a rest does not take
             if self.probing.due(loss, float(seconds[0])):
                 return Budget(draft=True, tokens=0, seconds=seconds + loss, probe=True, depth=plans[-1].depth)
-            if best is plans[0]:  # the first rest looks up, to see whether the drafter can
+            if best is plans[0]:  # the first rest looks up, to see whether the drafter has lookups
                 look_up, self._has_rested = self.lookups is None and not self._has_rested, True
                 return Budget(draft=False, tokens=0, seconds=seconds[:1], probe=look_up, look_up=look_up)
         tokens = best.curve.most(best.point)
         if self.buckets is not None:
             tokens = self.buckets.fill_bucket(len(step.rows), tokens, room)
-        least, late = best.curve.least(best.point), behind(step.levels, step.progress)
-        expected = seconds + (host + best.drafting)
-        return Budget(best.drafts, tokens, least, late, expected, depth=best.depth)
+        late, expected = step.progress < step.levels, seconds + (host + best.drafting)
+        first = late if late.any() else None
+        return Budget(best.drafts, tokens, best.curve.least(best.point), first, expected, depth=best.depth)
 
     # -- plans ----------------------------------------------------------------------------------------------------
 
@@ -183,18 +180,20 @@ class Asynchronous(Planner):
         depth = self._depth(survival, drafted, seconds, plans[-1].throughput)
         drafting = self._drafting(drafted, depth)
         if depth is not None:  # no depth cuts lookups
-            unseen = survival[:, :, depth : self.block]
-            np.minimum(unseen, 0.0 if free is None else free[:, :, depth : self.block], out=unseen)
+            beyond = survival[:, :, depth : self.block]
+            np.minimum(beyond, 0.0 if free is None else free[:, :, depth : self.block], out=beyond)
         plans.append(self._plan(step, survival, seconds + (host + drafting), True, depth, drafting))
         return plans
 
     def _depth(self, survival: np.ndarray, drafted: np.ndarray, seconds: np.ndarray, least: float) -> int | None:
-        """Return the number of tokens to draft, if it may be chosen: the number with the highest gain minus the cost of
-        verification and drafting, at the throughput of the last plan or of a plan without drafts (`least`)."""
+        """Tokens that the model drafts for each request: the number that brings most, less its cost. None: no choice.
+
+        A second costs the tokens that it would bring otherwise: at the last plan's throughput, at least at `least`.
+        """
         if self.block is None:
             return None
         price = self.required_return * max(0.0 if self.considered is None else self.considered[1].throughput, least)
-        gain = np.maximum(survival[:, :, : self.block] - np.float32(price * self._marginal(seconds)), 0.0)
+        gain = np.maximum(survival[:, :, : self.block] - np.float32(price * self._per_token(seconds)), 0.0)
         brought = np.einsum("srk,sr->k", gain, drafted).cumsum() / len(gain)
         return int((brought - price * self._drafting(drafted, np.arange(1, self.block + 1))).argmax()) + 1
 
@@ -216,11 +215,11 @@ class Asynchronous(Planner):
         else:
             curve = curve_by_survival(requests, survival, seconds)
         point, most = int(curve.throughput.argmax()), 0
-        if np.count_nonzero(step.levels):
-            leveled = step.levels > 0
-            brought = np.ones(requests) if survival is None else 1.0 + survival.sum(2).mean(0)
-            kept = levels_kept(step.levels[leveled], brought[leveled], curve.seconds)
-            kept[0] = levels_kept(step.levels[leveled], np.ones(requests)[leveled], curve.seconds[:1])[0]
+        if np.count_nonzero(leveled := step.levels > 0):
+            levels = step.levels[leveled]
+            kept = levels_kept(levels, np.ones(len(levels)), curve.seconds)
+            if survival is not None:  # but point 0, which admits no drafts
+                kept[1:] = levels_kept(levels, 1.0 + survival.sum(2).mean(0)[leveled], curve.seconds[1:])
             most = int(kept.max())
             point = int(np.where(kept == most, curve.throughput, 0.0).argmax())
         return Plan(curve, point, most, drafts, depth, drafting)
@@ -234,7 +233,7 @@ class Asynchronous(Planner):
         return survival, drafted
 
     def _factor(self, step: StepView) -> Any:
-        """Correction of survivals, float32: a number, or [R, 1] if any request has rules."""
+        """Correction of survivals, float32: one number, or [R, 1] if any request has rules."""
         if step.ruled is None:
             return np.float32(self.correction.factor)
         factors = np.where(step.ruled, self.ruled_correction.factor, self.correction.factor)
@@ -245,8 +244,8 @@ class Asynchronous(Planner):
         drafts, requests = float(drafted.sum()) / len(drafted), drafted.shape[1]
         return min(drafts, 1.0) * self.cost.draft_seconds(self.charged_drafts(max(drafts, 1.0), requests, depth))
 
-    def _marginal(self, seconds: np.ndarray) -> float:
-        """Mean seconds that a further token adds, over as many tokens as the last plan verified, or a block."""
+    def _per_token(self, seconds: np.ndarray) -> float:
+        """Mean seconds that a verified token adds, over as many tokens as the last plan verified, at least gamma."""
         verified = 0 if self.considered is None else int(self.considered[1].verified)
         reach = min(max(verified, self.gamma), len(seconds) - 1)
         return max(float(seconds[reach] - seconds[0]) / reach, 0.0)
@@ -255,7 +254,7 @@ class Asynchronous(Planner):
 
     def admit(self, confidence: torch.Tensor, draft_lens: torch.Tensor, budget: Budget) -> torch.Tensor:
         bounds = None
-        if budget.least:  # of the corrected survival
+        if budget.least:  # a corrected survival; `largest` compares survivals as drafted
             bounds = budget.least / np.maximum(self._factor(self._open[-1].view), 1e-9)
             bounds = bounds if bounds.ndim else np.full(confidence.shape[1], bounds)
         return largest(confidence, draft_lens, budget.tokens, bounds=bounds, first=budget.first)
@@ -271,15 +270,15 @@ class Asynchronous(Planner):
         raise ValueError("observe() wants a step whose view budget() was given, each once and in step order")
 
     def _absorb(self) -> None:
-        """Learn from finished steps that are at least LAG old; of large steps from the last one."""
-        while self._finished and self._finished[0][0].number <= self._number - LAG:
-            planned, step = self._finished.popleft()
-            newer = self._finished and self._finished[0][0].number <= self._number - LAG
-            if not newer or len(step.view.rows) < self.smoothing:
+        """Learn from finished steps that are at least LAG old; from large ones only if they are the last."""
+        old = [(planned, step) for planned, step in self._finished if planned.number <= self._number - LAG]
+        del self._finished[: len(old)]
+        for planned, step in old:
+            if step is old[-1][1] or len(step.view.rows) < self.smoothing:
                 self._learn(planned, step)
 
     def _learn(self, planned: PlannedStep, step: FinishedStep) -> None:
-        """Learn survivals of drafts and how many were accepted."""
+        """Learn the survivals of drafts, and how many of their tokens were accepted."""
         view, survival = step.view, step.survival
         if np.count_nonzero(step.verify_lens):
             taught = step.verify_lens if view.ruled is None else np.where(view.ruled, 0, step.verify_lens)
@@ -296,20 +295,20 @@ class Asynchronous(Planner):
         if not len(who):
             return
         survival, groups = survival[who], None if view.groups is None else view.groups[who]
-        drafted: np.ndarray | float = 1.0
-        by_model = None if step.looked_up is None else ~step.looked_up[who]
-        if by_model is not None and (lookups := len(who) - int(np.count_nonzero(by_model))):
-            drafted = np.where(by_model, 1.0, max(step.drafting + lookups - len(who), 0) / lookups)
+        looked_up = np.zeros(len(who), dtype=bool) if step.looked_up is None else step.looked_up[who]
+        lookups = int(np.count_nonzero(looked_up))
+        in_vain = step.drafting - (len(who) - lookups)  # drafts of the model that gave way to lookups, of any of these
+        drafted = np.where(looked_up, max(in_vain, 0) / max(lookups, 1), 1.0)
         if (depth := planned.budget.depth) is not None and self.block is not None and depth < self.block:
             whole = self.history.extrapolated(survival, depth, self.block)
-            survival = whole if by_model is None else np.where(by_model[:, None], whole, survival)
+            survival = np.where(looked_up[:, None], survival, whole)
         self.history.write(view.rows[who], view.generations[who], survival, drafted, groups)
 
     def curve(self) -> PlannedCurve | None:
         if self.considered is None or self._last is None:
             return None
         plans, best = self.considered
-        # A rest is a point, not a curve: the longest curve shows what drafting would bring.
+        # A rest is a single point: the longest curve is shown, which tells how drafting would do.
         shown = best if len(best.curve.throughput) > 1 else max(plans, key=lambda plan: len(plan.curve.throughput))
         requests = len(self._last.view.rows)
         return PlannedCurve(shown.curve.tokens, shown.curve.throughput, requests, (best.verified, best.throughput))

@@ -4,13 +4,11 @@ import numpy as np
 
 SHARE = 0.01
 """Share of the time of steps without model drafts that goes to probes."""
-STILL_THERE = 0.75
-"""Share of a plan's requests that must be left for it to hold."""
 
 
 def mostly_the_same(names: np.ndarray, planned: np.ndarray) -> bool:
-    """True if at least STILL_THERE of the requests are in both: names of the running ones, and of the plan's."""
-    needed = STILL_THERE * max(len(names), len(planned))
+    """True if three quarters of the requests are in both: `names` of the running ones, `planned` of the plan's."""
+    needed = 0.75 * max(len(names), len(planned))
     if len(names) == len(planned) and np.count_nonzero(names == planned) >= needed:
         return True
     return len(set(names.tolist()) & set(planned.tolist())) >= needed
@@ -30,7 +28,7 @@ class Probing:
         return 0 < self._loss <= self._saved
 
     def due(self, loss: float, seconds: float) -> bool:
-        """True if the next step should probe. Call it, or `save`, for each step for which not drafting wins.
+        """True if the next step should probe. Call this or `save` for each step that is not to draft.
 
         loss: seconds by which a probe is longer than the step without it. seconds: that step's.
         """

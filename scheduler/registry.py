@@ -1,7 +1,7 @@
 """Every planner by name: the one list that settings, flags, messages and the plugin read.
 
 To add a planner, write its module and its entry here, then run `make format`. Entries name their module instead of
-importing it, because command lines want the names only, and torch takes seconds to import.
+importing it, because command lines need the names alone, and torch takes seconds to import.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class PlannerEntry:
     """One planner.
 
     make: "module:callable" that makes it.
-    takes: the keyword arguments of that, out of gamma (draft tokens per step), cost (`StepCost`, from a measured
-        profile) and threshold (a survival in 0..1).
+    takes: its keyword arguments, out of gamma (draft tokens per step), cost (`StepCost`, from a measured profile) and
+        threshold (a survival in 0..1).
     help: a few words for `outrider serve --help` and server/README.md.
     """
 
@@ -34,17 +34,17 @@ class PlannerEntry:
         return "cost" in self.takes
 
 
-HERE = "outrider.scheduler"
-
 PLANNERS = {
     "asynchronous": PlannerEntry(
-        f"{HERE}.planner:Asynchronous", ("cost", "gamma"), "most tokens per second, as measured"
+        "outrider.scheduler.planner:Asynchronous", ("cost", "gamma"), "most tokens per second, as measured"
     ),
     "synchronous": PlannerEntry(
-        f"{HERE}.baselines:Synchronous", ("cost",), "tokens that raise throughput, as measured"
+        "outrider.scheduler.baselines:Synchronous", ("cost",), "tokens that raise throughput, as measured"
     ),
-    "threshold": PlannerEntry(f"{HERE}.baselines:Threshold", ("threshold",), "tokens whose survival is high enough"),
-    "verify-all": PlannerEntry(f"{HERE}.baselines:VerifyAll", (), "every drafted token"),
+    "threshold": PlannerEntry(
+        "outrider.scheduler.baselines:Threshold", ("threshold",), "tokens whose survival is high enough"
+    ),
+    "verify-all": PlannerEntry("outrider.scheduler.baselines:VerifyAll", (), "every drafted token"),
 }
 
 

@@ -13,8 +13,6 @@ SAMPLING = ("greedy", "sampled", "seeded")
 SOURCES = ("model", "lookup", "across", "grammar")
 """A drafter model; prompt lookup in the request's own text; the same in other texts (`drafters/corpora.py`); text that
 a grammar forces."""
-ADDED = ("across", "grammar")
-"""Sources that older calibrations lack. Their confidences are then taken as they are."""
 CLASSES = tuple(f"{sampling}, {source}" for sampling in SAMPLING for source in SOURCES)
 
 

@@ -16,17 +16,14 @@ from outrider.kernels.drafts import BELOW_ONE
 
 from .records import Records
 
-BINS = 15
-"""Equal-width bins of the expected calibration error."""
-
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """temperatures: gamma of them, above 0. shifts: gamma of them; all 0 unless fitted jointly.
+    """temperatures: one per position, above 0. shifts: one per position; empty: all 0.
 
-    The other fields describe the fit, one number per position: `samples` records observed; `ece_before` and `ece_after`
-    of prefix survival, 0 without records; `ece_by_chance`, the mean `ece_after` that so few records give even if every
-    calibrated survival is right.
+    The other fields describe the fit, the tuples by position: `samples`, records that verified it; `ece_before` and
+    `ece_after`, errors of prefix survival, 0 without records; `ece_by_chance`, the mean `ece_after` that as many
+    records give even if every calibrated survival is right.
     """
 
     temperatures: tuple[float, ...]
@@ -52,7 +49,7 @@ class Calibration:
         return cls((1.0,) * gamma)
 
     def of_length(self, gamma: int) -> Calibration:
-        """The calibration of drafts of `gamma` tokens: cut, or its last position repeated."""
+        """The calibration for drafts of `gamma` tokens: it is cut, or its last position repeated."""
         places = np.minimum(np.arange(gamma), self.gamma - 1)
         temperatures, shifts = (np.array(each)[places].tolist() for each in (self.temperatures, self.shifts))
         return Calibration(tuple(temperatures), tuple(shifts))
@@ -93,7 +90,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 class Quality(NamedTuple):
-    """Per position, as in `Calibration`."""
+    """The fields of `Calibration` by position; `ece` is before or after."""
 
     samples: tuple[int, ...]
     ece: tuple[float, ...]
@@ -131,4 +128,5 @@ def ece_by_chance(predicted: np.ndarray) -> float:
 
 
 def _bins(predicted: np.ndarray) -> np.ndarray:
-    return np.minimum((predicted * BINS).astype(np.int64), BINS - 1)
+    """[N] the bin of each prediction, of 15 of equal width."""
+    return np.minimum((predicted * 15).astype(np.int64), 14)

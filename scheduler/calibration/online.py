@@ -15,12 +15,8 @@ from .model import Calibration, logit, sigmoid
 from .records import Recorder
 from .table import CalibrationTable
 
-MEMORY = 4096.0
-"""Outcomes of a class and position after which old ones have faded to 1 / e."""
 GATHERED = 64
 """Drafts that are learned from at once."""
-SLOPES = (0.05, 4.0)
-"""Bounds of a slope; above 0, so that surer tokens stay the surer ones."""
 
 
 class OnlineCalibration:
@@ -73,14 +69,15 @@ class OnlineCalibration:
         def total(values: np.ndarray) -> np.ndarray:
             return np.bincount(cells, values, minlength=self.slopes.size).reshape(shape)
 
-        fade = np.exp(-total(np.ones_like(x)) / MEMORY)
+        fade = np.exp(-total(np.ones_like(x)) / 4096)  # old outcomes have faded to 1 / e after 4,096 of their cell
         self._information *= fade
         self._information[[0, 2]] += (1 - fade) * PRIOR
         self._information += [total(weight * x * x), total(weight * x), total(weight)]
         slope, cross, shift = self._information
         on_slope, on_shift = total(error * x), total(error)
         determinant = slope * shift - cross * cross
-        slopes = np.clip(self.slopes + (shift * on_slope - cross * on_shift) / determinant, *SLOPES)
+        # Above 0, so that surer tokens stay the surer ones.
+        slopes = np.clip(self.slopes + (shift * on_slope - cross * on_shift) / determinant, 0.05, 4.0)
         self.shifts = self.shifts + (on_shift - cross * (slopes - self.slopes)) / shift  # the best for that slope
         self.slopes = slopes
         return True

@@ -45,8 +45,8 @@ class Records:
     def tested(self) -> np.ndarray:
         """[N, gamma] bool, positions verified after all earlier ones were accepted.
 
-        A share c_k of these is accepted, by block too: whether a block keeps k tokens does not depend on how much is
-        verified after k (docs/planner.md).
+        A share c_k of these is accepted, also if blocks are verified as a whole: whether one keeps k tokens does not
+        depend on how many are verified after k (docs/planner.md).
         """
         return np.arange(self.gamma) < np.minimum(self.verify_lens, self.accepted + 1)[:, None]
 
@@ -71,12 +71,8 @@ class Records:
     @classmethod
     def concatenate(cls, parts: Sequence[Records]) -> Records:
         """All records of `parts`, at least one, of one gamma."""
-        return cls(
-            *(
-                np.concatenate([getattr(part, name) for part in parts])
-                for name in ("confidence", "verify_lens", "accepted", "classes")
-            )
-        )
+        names = ("confidence", "verify_lens", "accepted", "classes")
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
 
 class Recorder:

@@ -12,7 +12,7 @@ import torch
 
 from outrider.kernels.upload import upload
 
-from .classes import ADDED, CLASSES
+from .classes import CLASSES, SOURCES
 from .model import Calibration
 
 
@@ -38,7 +38,7 @@ class CalibrationTable:
         return cls(tuple(by_name.get(case, Calibration.identity(gamma)) for case in CLASSES), **other)
 
     def first(self, positions: int) -> Self:
-        """The calibration of drafts of at most `positions` tokens."""
+        """The calibration for drafts of at most `positions` tokens."""
         if positions >= self.gamma:
             return self
         return replace(self, by_class=tuple(each.of_length(positions) for each in self.by_class))
@@ -68,14 +68,11 @@ class CalibrationTable:
     def from_json(cls, data: Any) -> Self:
         """Raises ValueError for data of another form."""
         try:
-            cases = data["cases"]
-            known = {
-                case: Calibration.from_json(cases[case])
-                for case in CLASSES
-                if case in cases or not case.endswith(ADDED)
-            }
-            by_class = cls.of(known, known[CLASSES[0]].gamma).by_class
-            return cls(by_class, str(data["dataset"]), data.get("verification", "token"))
+            cases, newer = data["cases"], SOURCES[2:]  # sources that older calibrations lack stay raw
+            present = [case for case in CLASSES if case in cases or not case.endswith(newer)]
+            known = {case: Calibration.from_json(cases[case]) for case in present}
+            verification = data.get("verification", "token")
+            return cls.of(known, known[CLASSES[0]].gamma, dataset=str(data["dataset"]), verification=verification)
         except KeyError as error:
             raise ValueError(f"not a calibration: it lacks {error}") from None
         except (TypeError, ValueError) as error:
@@ -95,7 +92,7 @@ def parameters_of_each(
 ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
     """Each request's place [R] in the parameters of all calibrations of a batch, and these parameters.
 
-    tables: [R] calibrations of the requests. confidence: [R, gamma]. classes: [R], of one calibration.
+    tables: [R] calibrations of the requests. confidence: [R, gamma]. classes: [R] places in CLASSES.
     """
     places: dict[CalibrationTable, int] = {}
     each = [places.setdefault(table, len(places)) for table in tables]
@@ -116,7 +113,7 @@ def _stacked(
 
 @lru_cache(maxsize=8)
 def _parameters(table: CalibrationTable, positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    column = torch.arange(positions).clamp(max=table.gamma - 1)
-    inverse = 1.0 / torch.tensor([calibration.temperatures for calibration in table.by_class], dtype=torch.float64)
-    shifts = torch.tensor([calibration.shifts for calibration in table.by_class], dtype=torch.float32)
-    return inverse[:, column].float().contiguous().to(device), shifts[:, column].contiguous().to(device)
+    by_class = [calibration.of_length(positions) for calibration in table.by_class]
+    inverse = 1.0 / torch.tensor([calibration.temperatures for calibration in by_class], dtype=torch.float64)
+    shifts = torch.tensor([calibration.shifts for calibration in by_class], dtype=torch.float32)
+    return inverse.float().to(device), shifts.to(device)

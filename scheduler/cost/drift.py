@@ -7,11 +7,7 @@ depends on the ratio of both factors.
 import math
 
 RATE = 0.03
-"""Weight of a step in the running means."""
-SURPRISE = 0.2
-"""A step counts as at most this share longer or shorter than predicted, so that single hiccups change little."""
-BOUNDS = 0.05, 4.0
-"""Least and largest factor. A draft may have become many times cheaper than a stale profile says."""
+"""Weight of a step in running means."""
 
 
 class Drift:
@@ -25,18 +21,22 @@ class Drift:
         self.plain = _moved(self.plain, seconds / (measured * self.plain))
 
     def observe_draft(self, measured: float, seconds: float, share: float = 1.0) -> None:
-        """A draft that was measured to take `measured` seconds took `seconds`. share: of the draft in the step's time,
-        where `seconds` is the rest of a step and has all of its noise; else 1."""
+        """A draft that was measured to take `measured` seconds took `seconds`. share: the draft's part of the step's
+        time, where `seconds` is the rest of a step and so has the whole step's noise; else 1."""
         ratio = max(seconds / (measured * self.plain * self.draft), 1e-3)
         self.draft = _moved(self.draft, ratio, share)
 
 
 def _moved(factor: float, ratio: float, weight: float = 1.0) -> float:
-    """The factor after a step that took `ratio` times as long as predicted."""
-    surprise = min(max(math.log(ratio), -SURPRISE), SURPRISE)
-    return min(max(factor * math.exp(RATE * weight * surprise), BOUNDS[0]), BOUNDS[1])
+    """The factor after a step that took `ratio` times as long as predicted.
+
+    A step counts as at most e^0.2 times longer or shorter, so that single hiccups change little. The factor stays in
+    0.05..4: a draft may have become many times cheaper than a stale profile says.
+    """
+    surprise = min(max(math.log(ratio), -0.2), 0.2)
+    return min(max(factor * math.exp(RATE * weight * surprise), 0.05), 4.0)
 
 
 def running_mean(mean: float, seconds: float) -> float:
-    """The mean time of the host's work, which now took `seconds`. A mean of 0 is unknown."""
+    """The mean seconds of work that now took `seconds`, which count up to twice the mean. A mean of 0 is unknown."""
     return mean + RATE * (min(seconds, 2 * mean) - mean) if mean else seconds

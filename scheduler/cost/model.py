@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -62,7 +62,7 @@ class StepCost:
 
     def draft_seconds(self, drafts: Any) -> Any:
         """Seconds that drafts add to a step, for a number of whole drafts or an array of numbers; 0 where drafting was
-        not measured. Two drafts of half the tokens count as one, and any draft takes at least the time of one."""
+        not measured. Two drafts of half the tokens count as one; any drafting takes at least the time of one draft."""
         return self._draft_measured(drafts) * (self.drift.plain * self.drift.draft)
 
     def _draft_measured(self, drafts: Any) -> Any:
@@ -81,8 +81,8 @@ class StepCost:
     ) -> None:
         """Learn from a step that took `seconds`, including a number of whole drafts.
 
-        draft_seconds: the part of the drafts; None: unknown, and the step's excess then teaches their time alone.
-        Impossible times are ignored.
+        draft_seconds: the part of the drafts; None: unknown. Then the step's time beyond its price without drafts
+        teaches the time of drafts, and none of steps. Impossible times are ignored.
         """
         if not (math.isfinite(seconds) and seconds > (draft_seconds or 0.0) >= 0):
             return
@@ -98,7 +98,7 @@ class StepCost:
         self.drift.observe(measured, seconds - (draft_seconds or 0.0))
 
     def deciding(self, requests: int) -> float:
-        """Seconds that the host looks up, plans and admits in a step of about `requests` that does; 0: unknown."""
+        """Seconds that the host takes to look up, plan and admit in a step of about `requests`; 0: unknown."""
         bits = requests.bit_length()
         nearest = min(self._deciding, key=lambda known: abs(known - bits), default=0)
         return self._deciding.get(nearest, 0.0)
@@ -120,36 +120,34 @@ class StepCost:
     # -- dense curves ---------------------------------------------------------------------------------------------
 
     def _make_dense(self, requests: int, bits: int) -> _Dense:
-        """Times for tokens requests, requests + 1, …, 2 ** bits of them."""
+        """Times for 2 ** bits numbers of tokens: requests, requests + 1, …"""
         tokens = np.arange(requests, requests + (1 << bits))
         upper = bisect_right(self._sizes, requests)
-        low = self._curves[max(upper - 1, 0)]
-        if requests <= low.requests or len(self._curves) == 1:
-            return _Dense(low.knots, lambda contexts: low.at(tokens, contexts))
-        if upper < len(self._curves):
-            high = self._curves[upper]
-            weight = (requests - low.requests) / (high.requests - low.requests)
-            return _Dense(low.knots | high.knots, lambda contexts: _between(low, high, weight, tokens, contexts))
-        below = self._curves[upper - 2]
-
-        def beyond(contexts: np.ndarray) -> np.ndarray:
-            return low.at(tokens, contexts) + (requests - low.requests) * _per_request(below, low, contexts)
-
-        return _Dense(below.knots | low.knots, beyond)
+        low = other = self._curves[max(upper - 1, 0)]
+        if requests > low.requests and len(self._curves) > 1:  # not measured: between two numbers, or beyond
+            other = self._curves[upper if upper < len(self._curves) else upper - 2]
+        knots = sorted(low.knots | other.knots)
+        knots.append(2 * knots[-1] + 1)  # for the slope beyond the last
+        contexts = np.array(knots)
+        if other is low:
+            return _Dense(knots, low.at(tokens, contexts))
+        if other.requests > low.requests:
+            weight = (requests - low.requests) / (other.requests - low.requests)
+            return _Dense(knots, _between(low, other, weight, tokens, contexts))
+        more = (requests - low.requests) * _per_request(other, low, contexts)
+        return _Dense(knots, low.at(tokens, contexts) + more)
 
 
 class _Dense:
     """Times of one number of requests for every number of tokens, linear in the context between knots.
 
-    at_contexts: from contexts [k] to seconds [k, length].
+    knots: k ascending contexts. times: [k, length] seconds at these.
     """
 
-    def __init__(self, knots: frozenset[float], at_contexts: Callable[[np.ndarray], np.ndarray]):
-        self.knots = sorted(knots)
-        self.knots.append(2 * self.knots[-1] + 1)  # how it goes on beyond the last
-        times = np.maximum.accumulate(at_contexts(np.array(self.knots)), axis=0)  # more context is never cheaper
-        self.times = times[:-1]
-        self.slopes = np.diff(times, axis=0) / np.diff(self.knots)[:, None]
+    def __init__(self, knots: list[float], times: np.ndarray):
+        times = np.maximum.accumulate(times, axis=0)  # more context is never cheaper
+        self.knots, self.times = knots, times[:-1]
+        self.slopes = np.diff(times, axis=0) / np.diff(knots)[:, None]
 
     def at(self, columns: np.ndarray, context: float) -> np.ndarray:
         """[n] seconds of `columns` [n]; contexts below the smallest knot cost as much as that."""
@@ -162,8 +160,8 @@ class _Dense:
 
 
 class _Curve:
-    """Times [contexts, tokens] of one number of requests, complete. The last context is the largest measured one plus
-    1, for a slope to go on with."""
+    """Times [contexts, tokens] of one number of requests, without gaps. The last context is the largest measured one
+    plus 1, for the slope beyond it."""
 
     def __init__(self, requests: int, contexts: np.ndarray, tokens: np.ndarray, times: np.ndarray):
         self.requests, self.tokens = requests, tokens
@@ -182,7 +180,7 @@ class _Curve:
 def _along(xs: np.ndarray, ys: np.ndarray, x: np.ndarray) -> np.ndarray:
     """[k, n] `ys` [k, m] over ascending `xs` [m] at `x` [n], by the rules of this module.
 
-    Below the first point: as large as there. One point alone: in proportion beyond it.
+    Below the first point: the value there. Beyond a single point: in proportion.
     """
     if len(xs) == 1:
         return ys * np.maximum(x / xs[0], 1.0)
@@ -193,10 +191,10 @@ def _along(xs: np.ndarray, ys: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _between(low: _Curve, high: _Curve, weight: float, tokens: np.ndarray, contexts: np.ndarray) -> np.ndarray:
-    """[k, n] seconds at `tokens` [n] between two measured numbers of requests, compared at equal tokens.
+    """[k, n] seconds at `tokens` [n] between two measured numbers of requests, `weight` of the way to `high`.
 
-    Equal tokens, because kernels have their cliffs there. Where only one of the two was measured the other keeps its
-    distance to it.
+    They are compared at equal tokens, because kernels have their cliffs there. Where only one of the two was measured,
+    the other keeps its distance to it.
     """
     both = np.maximum(tokens, high.first)
     extra = np.clip(high.at(both, contexts) - _prolonged(low, high, both, contexts), 0, None)
@@ -204,7 +202,7 @@ def _between(low: _Curve, high: _Curve, weight: float, tokens: np.ndarray, conte
 
 
 def _prolonged(low: _Curve, high: _Curve, tokens: np.ndarray, contexts: np.ndarray) -> np.ndarray:
-    """[k, n] seconds of `low`, that beyond its last point rises as `high` was measured to rise."""
+    """[k, n] seconds of `low`, which beyond its last point rises as `high` was measured to rise."""
     inside = low.at(np.minimum(tokens, low.last), contexts)
     start = np.array([max(low.last, high.first)])
     rise = np.clip(high.at(np.maximum(tokens, start), contexts) - high.at(start, contexts), 0, None)
@@ -215,7 +213,7 @@ def _prolonged(low: _Curve, high: _Curve, tokens: np.ndarray, contexts: np.ndarr
 
 
 def _per_request(below: _Curve, last: _Curve, contexts: np.ndarray) -> np.ndarray:
-    """[k, 1] most seconds that a further request was seen to add at equal tokens, by the two largest curves."""
+    """[k, 1] most seconds that a further request adds at equal tokens, by the curves of the two largest numbers."""
     shared = last.tokens[last.tokens <= below.last]
     if not len(shared):
         return np.zeros((len(contexts), 1))

@@ -5,27 +5,19 @@ token, and a time for each pair of a token and one that it attends to: n * (c + 
 prompt cost several times as much as the first.
 
 These three rates are the least-squares fit to the latest chunks, drawn slightly toward the proportions of the profile's
-rates: a machine that becomes slower at short prompts is expected to become so at long ones. Without a profile a server
-learns the rates within a few prompts.
+rates: a machine that becomes slower at short prompts is expected to be slower at long ones too. Without a profile a
+server learns the rates within a few prompts.
 """
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
 
-FIRST_GUESS = np.array([32.0, 1.0, 1 / 2048])
-"""Proportions of unknown rates: a forward costs as much as 32 tokens, a token as much as 2048 pairs."""
 MEMORY = 0.8
 """Weight of a chunk, relative to the next one's."""
-GUESSED, MEASURED = 0.003, 0.3
-"""Weight of proportions, in chunks: of the guess, of a profile's."""
-LEAST = 0.1
-"""Share of its proportion that a rate keeps."""
-SURPRISE = 2.0
-"""A chunk counts as at most this many times longer than predicted, so that one hiccup changes little."""
 
 
 def pairs_of(lengths: Sequence[int], contexts: Sequence[int]) -> float:
@@ -46,7 +38,7 @@ class PrefillPoint:
             raise ValueError(f"a measured prefill needs tokens >= 1, context >= 0, seconds > 0; got {self}")
 
     def to_json(self) -> dict[str, Any]:
-        return {"tokens": self.tokens, "context": self.context, "seconds": self.seconds}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
@@ -58,16 +50,18 @@ class PrefillPoint:
 
 
 class PrefillCost:
-    """The cost of prefill of one engine. points: of a profile; without any the cost is unknown until `observe`."""
+    """The cost of prefill of one engine. points: a profile's; without any the cost is unknown until `observe`."""
 
     def __init__(self, points: Iterable[PrefillPoint] = ()):
-        self._rates, self._proportions, self._trust = np.zeros(3), FIRST_GUESS, GUESSED  # of a forward, a token, a pair
+        self._rates = np.zeros(3)  # seconds of a forward, a token, a pair
+        # A guess: a forward costs as much as 32 tokens, a token as much as 2048 pairs; and its weight, in chunks.
+        self._proportions, self._trust = np.array([32.0, 1.0, 1 / 2048]), 0.003
         self._squares, self._products = np.zeros((3, 3)), np.zeros(3)  # of the least squares
         rows = [_parts(one.tokens, pairs_of([one.tokens], [one.context])) / one.seconds for one in points]
         if rows:
             self._squares, self._products = np.transpose(rows) @ rows, np.sum(rows, axis=0)
             self._fit()
-            self._proportions, self._trust, mean = self._rates, MEASURED, np.mean(rows, axis=0)
+            self._proportions, self._trust, mean = self._rates, 0.3, np.mean(rows, axis=0)
             self._squares, self._products = np.outer(mean, mean) / (1 - MEMORY), mean / (1 - MEMORY)
 
     @property
@@ -91,17 +85,18 @@ class PrefillCost:
         return int(2 * room / (linear + math.sqrt(linear * linear + 2 * pair * room))) if room > 0 else 0
 
     def observe(self, tokens: int, pairs: float, seconds: float) -> None:
-        """Learn from a forward that took `seconds`. Impossible times are ignored."""
+        """Learn from a forward that took `seconds`. It counts as at most twice as long as predicted, so that one hiccup
+        changes little. Impossible times are ignored."""
         if tokens < 1 or not (math.isfinite(seconds) and seconds > 0):
             return
         parts, predicted = _parts(tokens, pairs), self.seconds(tokens, pairs) or seconds
         parts /= predicted
         self._squares = MEMORY * self._squares + np.outer(parts, parts)
-        self._products = MEMORY * self._products + parts * min(seconds / predicted, SURPRISE)
+        self._products = MEMORY * self._products + parts * min(seconds / predicted, 2.0)
         self._fit()
 
     def _fit(self) -> None:
-        """Minimise the squares, with rates in units of the proportions."""
+        """Minimise the squares, with rates in units of the proportions. A rate keeps a tenth of its proportion."""
         per = self._proportions
         squares, products = self._squares * np.outer(per, per), self._products * per
         scale = products.sum() / squares.sum()
@@ -112,7 +107,7 @@ class PrefillCost:
             free.remove(int(rates.argmin()))
             rates = np.zeros(3)
             rates[free] = np.linalg.solve(squares[np.ix_(free, free)], products[free])
-        self._rates = np.maximum(rates, LEAST * scale) * per
+        self._rates = np.maximum(rates, 0.1 * scale) * per
 
 
 def _parts(tokens: int, pairs: float) -> np.ndarray:

@@ -56,7 +56,7 @@ class Point:
 
 
 def merge(points: Iterable[Point]) -> list[Point]:
-    """One point for each combination, in order, with all of its repetitions."""
+    """One point for each combination, in order, with all repetitions."""
     times: dict[tuple[int, int, float], tuple[float, ...]] = {}
     for point in points:
         key = point.requests, point.tokens, point.context
@@ -64,17 +64,13 @@ def merge(points: Iterable[Point]) -> list[Point]:
     return [Point(*key, seconds) for key, seconds in sorted(times.items())]
 
 
-SAME_CONTEXT = 1.25
-"""Contexts of one number of requests within this factor are one: a live engine does not hit them exactly, and a slope
-between two that are almost equal would be noise."""
-
-
 def level_contexts(points: Iterable[Point]) -> list[Point]:
-    """Points with almost equal contexts set to their mean, merged."""
+    """The points, merged after almost equal contexts of one number of requests (within 1.25 times the least) were set
+    to their mean: a live engine does not hit a context exactly, and a slope between two such would be noise."""
     levels: dict[int, list[list[Point]]] = {}
     for point in sorted(points, key=lambda p: (p.requests, p.context)):
         known = levels.setdefault(point.requests, [])
-        if not known or point.context > SAME_CONTEXT * known[-1][0].context:
+        if not known or point.context > 1.25 * known[-1][0].context:
             known.append([])
         known[-1].append(point)
     groups = [group for known in levels.values() for group in known]
@@ -83,8 +79,8 @@ def level_contexts(points: Iterable[Point]) -> list[Point]:
 
 
 def split(points: Sequence[Point]) -> tuple[dict[tuple[int, int, float], float], dict[int, float]]:
-    """Undisturbed seconds of verifying by (requests, tokens, context), and of drafting by requests, of several contexts
-    the longest."""
+    """Undisturbed seconds of verifying by (requests, tokens, context), and of drafting by requests: the longest of all
+    contexts."""
     merged = level_contexts(points)
     draft: dict[int, float] = {}
     for p in merged:

@@ -1,6 +1,6 @@
 """Choosing a draft graph by base decoding (Spiffy, offline graph calibration, algorithm 2).
 
-Trajectories of base decoding are replayed. At each state, the states that follow it are named by ranks, by the
+Trajectories of base decoding are replayed. At each state, the states that follow it are named by ranks in the
 distribution of the state before, as a forward would have to draft them. The nodes met most often are drafted.
 """
 
@@ -19,16 +19,14 @@ from .graph import ROOT_NODE, DraftGraph, Node
 
 NODES = 10
 """Nodes of a graph (D in the paper), of which a forward drafts the best D*."""
-LONGEST = 7
-"""Steps that the graph of an uncalibrated target looks ahead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """The path of base decoding through one block.
 
-    states: [n, B] int64, before and after each of its forwards; the last may be complete. candidates: by the
-    distributions of these forwards; of the last one it is not read, and may be left out.
+    states: [n, B] int64, the block's tokens before and after each forward; the last may be complete. candidates: by the
+    distribution of each state; the last state's are not read, and may be left out.
     """
 
     states: np.ndarray
@@ -94,8 +92,8 @@ def following(trajectory: Trajectory, root: int, mask_id: int) -> Iterator[Node]
 
 
 def steps_ahead(graph: DraftGraph, counts: NodeCounts) -> float:
-    """Upper bound of the mean further steps of a forward that drafts all nodes of a graph: all nodes that a trajectory
-    meets count, even after a state outside the graph."""
+    """Upper bound of the mean further steps of a forward that drafts all nodes of a graph: every node that a trajectory
+    meets counts, even after a state outside the graph."""
     return sum(counts.nodes[node] for node in graph.nodes) / max(counts.roots, 1)
 
 
@@ -129,11 +127,12 @@ def choose(counts: NodeCounts, size: int = NODES, step_tokens: int | None = None
 def untuned_graph(block_size: int, step_tokens: int | None, size: int = NODES) -> DraftGraph:
     """The graph of an uncalibrated target: at most `size` nodes for blocks of `block_size` tokens.
 
-    step_tokens: tokens that a step reveals; None: any number. First come the states that reveal the most probable
-    tokens in their order, then states that differ in the last token: the next best token, or the next position.
+    step_tokens: tokens that a step reveals; None: any number. First come states up to seven steps ahead that reveal the
+    most probable tokens in their order, then states that differ from these in the last token: the next best token
+    there, or the best one of the next position.
     """
     step = step_tokens or 1
-    chain = [frozenset((i, 0) for i in range(n)) for n in range(step, min(step * LONGEST, block_size) + 1, step)]
+    chain = [frozenset((i, 0) for i in range(n)) for n in range(step, min(step * 7, block_size) + 1, step)]
     misses: list[Node] = []
     for node in chain:
         last = len(node) - 1

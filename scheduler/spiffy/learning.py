@@ -6,8 +6,6 @@ from ..cost.model import StepCost
 from ..cost.prefill import PrefillCost
 
 BINS, DEPTHS = 10, 4
-PRIOR = 4.0
-"""Weight of a score, taken as a chance, in drafts observed."""
 WINDOW = 400.0
 """Drafts of one depth and score after which old ones have faded."""
 
@@ -17,8 +15,8 @@ class StateAcceptance:
 
     def __init__(self) -> None:
         middles, depths = (np.arange(BINS) + 0.5) / BINS, np.arange(1, DEPTHS + 1)
-        self._seen = np.full((DEPTHS, BINS), PRIOR)
-        self._accepted = PRIOR * middles ** depths[:, None]
+        self._seen = np.full((DEPTHS, BINS), 4.0)  # at first a score counts as the chance of a step, seen in 4 drafts
+        self._accepted = self._seen * middles ** depths[:, None]
 
     def chances(self, scores: np.ndarray, depths: np.ndarray) -> np.ndarray:
         """Rates in 0..1 of drafts with `scores` that are `depths` steps ahead, counted from 1; all of one shape."""
@@ -36,12 +34,13 @@ class StateAcceptance:
 
 
 def _cells(scores: np.ndarray, depths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the counts; larger depths count as the largest."""
     return np.minimum(depths, DEPTHS) - 1, np.minimum((scores * BINS).astype(np.int64), BINS - 1)
 
 
 class RoundCost:
-    """Seconds of a round by its rows: measured and corrected by recent rounds; without a profile a line through them,
-    as for the chunks of a prompt.
+    """Seconds of a round by its rows: measured and corrected by recent rounds; without a profile a line through recent
+    rounds, as for the chunks of a prompt.
 
     measured: by the tokens of all rows. block_size: tokens of a row.
     """

@@ -7,8 +7,8 @@ which states are drafted and no text: a draft is accepted if base decoding comes
 Service levels come first, as in `service_levels.py`: as many are kept as any choice keeps, then steps per second count.
 
 If drafts do not pay for themselves and for the host's time, the planner rests: a round then costs as much as without
-speculation. A rest ends with a probe (`probing.py`), or when under three quarters of its requests remain. A probe
-drafts only states that pay: whether a filled state one step ahead would have been accepted shows without drafting it.
+speculation. A rest ends with a probe (`probing.py`), or when under three quarters of its requests remain. Even a probe
+drafts only states that pay, since the next round shows by itself whether a state one step ahead was right.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from ..service_levels import MARGIN
 from .learning import RoundCost
 
 LOOKS = 24
-"""Rounds with drafts to choose from; the planner rests if they save no time in the mean."""
+"""Rounds with drafts to choose from, after which the planner rests if these saved no time in the mean."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +52,8 @@ def plan_states(
     """[R] drafts of each request, and the plan: a point of the curve of steps per second by admitted drafts.
 
     chances, sizes: of each request, [n] chances of its drafts in their order of admission, and the mean rows that each
-    adds. seconds: from the rows [n] that drafts add to a round to its seconds [n]. step_tokens: that a step reveals.
+    adds. seconds: from rows [n] that drafts add to a round to seconds [n] of the round. step_tokens: tokens that a step
+    reveals.
 
     With levels two orders are compared: drafts that pay first, late requests before the rest; and all drafts of late
     requests first, then of requests with a level, since a draft may help its request and not pay for all.
@@ -104,11 +105,11 @@ class StatePlanner:
         self._resting: np.ndarray | None = None  # names of the requests that the rest began with
         self._without = 0.0  # seconds of a round without drafts
         self._loads: dict[int, _Load] = {}  # by the power of two that the number of open blocks has reached
-        self._steps, self._tokens = 0.0, 0.0  # of late, that steps revealed
+        self._steps, self._tokens = 0.0, 0.0  # recent steps, and tokens that they revealed
 
     @property
     def rests(self) -> bool:
-        """True if neither this round nor the next one drafts: its predictions need not be kept."""
+        """True if neither this round nor the next one drafts, so that predictions need not be kept."""
         return self._resting is not None and not self._probing.ready
 
     @property

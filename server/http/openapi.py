@@ -5,6 +5,7 @@ It describes the accepted fields, with bounds and defaults of the running server
 
 import math
 from collections.abc import Iterable
+from dataclasses import is_dataclass
 from importlib.metadata import version
 from typing import Any, Optional
 
@@ -14,8 +15,6 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, create_model
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticOmit
 
-from ..tune.request import TuneRequest
-from .adapters import LoadAdapter, UnloadAdapter
 from .keys.auth import OPEN_PATHS
 from .requests import bounds
 from .requests.bounds import ROLES
@@ -60,7 +59,10 @@ ERROR: dict[int | str, dict[str, Any]] = {"default": {"model": ErrorBody, "descr
 
 def request_body(model: type, **example: Any) -> dict[str, Any]:
     """Return `openapi_extra` of a route with a body of this model. example: fields that /docs offers to try."""
-    body = {"schema": {"$ref": REF.format(model=model.__name__)}} | ({"example": example} if example else {})
+    schema = {"$ref": REF.format(model=model.__name__)}
+    if is_dataclass(model):  # of `receive_as`; all other models are among the components
+        schema = TypeAdapter(model).json_schema() | {"additionalProperties": False}
+    body = {"schema": schema} | ({"example": example} if example else {})
     return {"requestBody": {"required": True, "content": {"application/json": body}}}
 
 
@@ -107,8 +109,6 @@ def _document(
     chat = schemas[CHAT.model.__name__]["properties"]
     for dialect in dialects:
         schemas |= _dialect_schemas(dialect, chat)
-    for model in (TuneRequest, LoadAdapter, UnloadAdapter):
-        schemas[model.__name__] = TypeAdapter(model).json_schema() | {"additionalProperties": False}
     for path, operations in document["paths"].items():
         for operation in operations.values():
             operation["tags"] = [next(tag for prefix, tag in TAGS.items() if path.startswith(prefix))]

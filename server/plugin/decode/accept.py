@@ -49,7 +49,7 @@ class AcceptStage:
         return Sampling.of(scheduled.sampling_info, *given).draw(logits, seq_lens - 1)
 
     def prepare(self, batch: StepBatch) -> bool:
-        """Prepare the graph of the verification to accept and commit the step; return False if it cannot."""
+        """Prepare the graph of the verification to accept and commit the step; return whether it can."""
         return self.tail is not None and self.tail.takes(batch)
 
     def __call__(

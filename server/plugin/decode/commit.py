@@ -29,9 +29,9 @@ class CommitStage:
     def prompts(self, drafter: Drafter | None, scheduled: Any, output: Any, at: np.ndarray) -> None:
         """Commit chunks of prompts. output: of their forward. at: [R], rows of the requests."""
         tokens = within_vocabulary(scheduled.input_ids, scheduled.reqs, self.runner.model_config)
-        starts, lens = torch.tensor(scheduled.prefix_lens), torch.tensor(scheduled.extend_lens)
-        starts = (starts - lens.cumsum(0) + lens).repeat_interleave(lens)
-        positions = (starts + torch.arange(len(starts))).to(tokens.device)
+        cached, lens = torch.tensor(scheduled.prefix_lens), torch.tensor(scheduled.extend_lens)
+        shifts = (cached - lens.cumsum(0) + lens).repeat_interleave(lens)  # from places in the batch to positions
+        positions = (torch.arange(len(shifts)) + shifts).to(tokens.device)
         sets = torch.from_numpy(self.requests.numbers["sets"][at].repeat(scheduled.extend_lens)) if self.owned else None
         self.observe(drafter, output.hidden_states, tokens, positions, scheduled.out_cache_loc, sets)
         if drafter is not None:

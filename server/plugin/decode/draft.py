@@ -23,8 +23,8 @@ class DraftStage:
         self._nothing = Draft.nothing(0, requests.gamma, requests.device)
 
     def __call__(self, drafter: Drafter | None, batch: StepBatch, step: Step | None) -> tuple[Draft, float | None]:
-        """Draft as the step decides; return drafts and seconds (`Admission`). Prompt lookup drafts for all requests.
-        Drafts are empty if drafting or planning has failed; after a failed plan there is no step."""
+        """Draft as the step decides; return drafts and their seconds (`Admission.draft_seconds`). Prompt lookup drafts
+        for all requests. Drafts are empty if drafting has failed, or planning, which leaves no step."""
         if drafter is not None and step is not None and (step.drafts or (drafter.looks_up and step.looks_up)):
             drafted = self.optional.run("drafting", None, self._draft, drafter, batch, step)
             if drafted is not None:
@@ -35,7 +35,7 @@ class DraftStage:
         return self._nothing, 0.0
 
     def _draft(self, drafter: Drafter, batch: StepBatch, step: Step) -> tuple[Draft, float | None]:
-        """Requests that switched speculation off get length 0."""
+        """Draft, and cut to each request's limit: 0 where it switched speculation off."""
         began, sampling = time.perf_counter(), batch.sampling
         anchors, seq_lens = batch.anchors, batch.seq_lens
         grammars = GrammarDrafts(batch.scheduled.reqs, anchors, self.optional)

@@ -80,7 +80,7 @@ class StepPlanner:
         self._read_steps: deque[tuple[StepDrafts, FinishedStep]] = deque()  # may not be over yet
         # Of a step without drafts, on a GPU's host: no drafts, and a token of each request.
         self._none, self._one_each = Draft.nothing(0, requests.gamma, "cpu"), torch.ones(0).long()
-        self._learning = 0.0  # seconds of the planner's, counted with the step that is read next
+        self._learning = 0.0  # seconds for which the planner learned, counted with the step that is read next
 
     def plan_by(self, planner: Planner, calibration: CalibrationTable | None) -> None:
         """Plan by these from the next step on. Outcomes of earlier steps go to the planner that planned them."""
@@ -135,7 +135,7 @@ class StepPlanner:
         classes, ends, draft_lens, confidence = step.classes, None, draft.lens, draft.confidence
         verify_lens = draft.lens  # without drafts
         if step.drafts or draft.looked_up is not None:
-            if draft.looked_up is not None:
+            if draft.looked_up is not None:  # the classes of `SOURCES` follow the model's in its order
                 classes = classes + draft.looked_up
                 if draft.across is not None:
                     classes = classes + draft.across
@@ -162,8 +162,8 @@ class StepPlanner:
     def _parameters(
         self, confidence: torch.Tensor, classes: torch.Tensor, entries: Entries
     ) -> tuple[torch.Tensor, Parameters | None]:
-        """Parameters of the calibrations, for confidence [R, gamma], and the place [R] in them of each request, of
-        these classes [R]."""
+        """Return each request's place [R] in the parameters of the batch's calibrations, and these parameters (None:
+        uncalibrated). confidence: [R, gamma]. classes: [R]."""
         tables = self.parts.tables(entries, self.calibration, confidence.shape[1])
         if tables is not None:
             return parameters_of_each(tables, confidence, classes)
@@ -210,7 +210,7 @@ class StepPlanner:
         self.parts.flush()
 
     def _catch_up(self, lag: int) -> None:
-        """Read the outcomes of all steps but the last `lag`, and learn from steps that are over. 0: wait for it."""
+        """Read outcomes that have arrived, but of the last `lag` steps, and learn from steps that are over. 0: wait."""
         while len(self._unread) > lag:
             pending = self._unread[0].arrival or self._unread[0].ended
             if pending is not None and lag and not pending.done:

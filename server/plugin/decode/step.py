@@ -91,9 +91,9 @@ class StepDrafts:
     arrival: the copy after which these may be read; None: at once.
     ended: end of the step on a GPU. seconds: time until the next decode step on a CPU; None if not known (yet).
 
-    `read` makes arrays of both. tokens: [R], committed, fewer than accept_lens if an answer ends. tells: [R] bool,
-    drafts that were verified and accepted by the model's own probabilities. calibration: of drafts for the model.
-    planner_seconds: of the planner.
+    `read` makes arrays of admission and accepted. tokens: [R], committed, fewer than accept_lens if an answer ends.
+    tells: [R] bool, requests with verified drafts and without rules, whose outcomes serve calibration. calibration: of
+    the step's drafts. planner_seconds: the planner's time, with learning since the step before.
     """
 
     admission: Admission
@@ -121,7 +121,7 @@ class StepDrafts:
         self.tokens, self.tells = self.accept_lens, self.verify_lens > 0
         if admission.ends is not None:
             self.tokens = np.minimum(self.accept_lens, admission.ends.numpy())
-        if self.step.view.ruled is not None:  # their own rules change acceptance: not for calibration
+        if self.step.view.ruled is not None:
             self.tells &= ~self.step.view.ruled
 
     @property

@@ -49,8 +49,8 @@ class VerifyStage:
         return result
 
     def _layout(self, batch: StepBatch) -> tuple[torch.Tensor, RaggedVerifyLayout | None]:
-        """Return rows [R] of each request, and SGLang's description of the batch; a CPU has none. Batches of anchors
-        alone have the same while they are of one size."""
+        """Return rows [R] of each request, and SGLang's description of the batch; a CPU has none. Both are kept while
+        batches have anchors alone and one size."""
         size = len(batch.verify_lens), len(batch.flat.input_ids)
         if not batch.alone or self._layout_of != size:
             layout = None if batch.rows.is_cpu else ragged_layout(batch.flat.qo_indptr, size[1])

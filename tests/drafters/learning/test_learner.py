@@ -18,6 +18,7 @@ from learning_process import FAULTS, keep, run
 from tiny_drafters import save_target
 
 from outrider.drafters import networks
+from outrider.drafters.learning import start
 from outrider.drafters.learning.answers import Answer, AnswerReader, forget
 from outrider.drafters.learning.learner import BISECTIONS
 from outrider.drafters.learning.supply import SEGMENTS, Supply
@@ -222,8 +223,7 @@ def test_forgetting_begins_anew(folder: Path, command: list[str], answers: list[
 def test_other_kinds_are_refused_in_one_line(folder: Path, command: list[str]) -> None:
     assert run([*command, "--kind", "ngram"]) == 1
     assert numbers(folder)["phase"] == "failed"
-    learned = "dspark, dflash, dflash2, eagle3, deer, specdiff"
-    assert numbers(folder)["error"] == f"learning drafters are {learned}, not ngram"
+    assert numbers(folder)["error"] == f"learning drafters are {', '.join(start.KINDS)}, not ngram"
 
 
 def test_stored_features_are_bounded(tmp_path: Path, learned_target: Path, answers: list[Answer]) -> None:
