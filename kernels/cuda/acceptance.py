@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from .noise import BITS, BLOCK, CHUNK, NOBODY, chunks, exponential, least
+from .operators import fake, operator
 from .rules import heat, kept, statistics, weight
 
 
@@ -242,7 +243,7 @@ def outcome_kernel(
     tl.store(accept_lens + r, (accepted + 1).to(tl.int64))
 
 
-@torch.library.custom_op("outrider_cuda::accept", mutates_args=())
+@operator()
 def accept(
     tokens: torch.Tensor,
     verify_lens: torch.Tensor,
@@ -315,7 +316,7 @@ def _columns(vocab: torch.Tensor, width: int) -> torch.Tensor:
     return torch.full((width,), -1, dtype=torch.int32, device=vocab.device).scatter_(0, vocab, numbers)
 
 
-@accept.register_fake
+@fake(accept)
 def _(tokens: torch.Tensor, *others: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     requests, gamma = tokens.shape
     return tokens.new_empty(requests), tokens.new_empty(requests, gamma + 1)

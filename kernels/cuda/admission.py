@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .operators import fake, operator
+
 FEWEST = 64
 """Least requests that a program is compiled for: smaller variants are not faster and take compile time."""
 MOST_ENTRIES = 65536
@@ -74,7 +76,7 @@ def admit_kernel(
     tl.store(verify_lens + owner, counts.to(tl.int64), mask=owner < requests)
 
 
-@torch.library.custom_op("outrider_cuda::admit", mutates_args=())
+@operator()
 def admit(
     confidence: torch.Tensor,
     draft_lens: torch.Tensor,
@@ -110,6 +112,6 @@ def admit(
     return found
 
 
-@admit.register_fake
+@fake(admit)
 def _(confidence: torch.Tensor, draft_lens: torch.Tensor, *others: object) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(draft_lens), confidence.new_empty(confidence.shape)

@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .operators import fake, operator
+
 PROGRAMS = 528
 """Least programs wanted: four for each of an H100's 132 multiprocessors, so that their loads overlap."""
 LEAST = 512
@@ -222,7 +224,7 @@ def warps_for(rows: int, dim: int) -> int:
     return 8 if rows * wide(dim) >= MOST_SUMS else 4
 
 
-@torch.library.custom_op("outrider_cuda::attention", mutates_args=())
+@operator()
 def attention(
     q: torch.Tensor,
     k_pool: torch.Tensor,
@@ -267,6 +269,6 @@ def attention(
     return out
 
 
-@attention.register_fake
+@fake(attention)
 def _(q: torch.Tensor, *others: object) -> torch.Tensor:
     return q.new_empty(q.shape)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from .noise import BITS, BLOCK, CHUNK, NOBODY, chunks, exponential, least
+from .operators import fake, operator
 from .rules import heat, kept, statistics, weight
 
 COLUMNS = 64
@@ -100,7 +101,7 @@ def chosen_kernel(
     tl.store(sure + row, 1.0 / tl.load(norm + row))
 
 
-@torch.library.custom_op("outrider_cuda::draft_step", mutates_args={"q"})
+@operator("q")
 def draft_step(
     q: torch.Tensor,
     logits: torch.Tensor,
@@ -145,6 +146,6 @@ def draft_step(
     return drawn, sure
 
 
-@draft_step.register_fake
+@fake(draft_step)
 def _(q: torch.Tensor, logits: torch.Tensor, *others: object) -> tuple[torch.Tensor, torch.Tensor]:
     return q.new_empty(len(logits), dtype=torch.int64), q.new_empty(len(logits))

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from .noise import BITS
+from .operators import fake, operator
 
 
 @triton.jit(do_not_specialize=["gamma", "request_stride", "token_stride", "chance_stride", "step_stride", "width"])
@@ -31,7 +32,7 @@ def weigh_kernel(
     tl.store(calibrated + r * gamma + k, chance, mask=inside)
 
 
-@torch.library.custom_op("outrider_cuda::weigh_drafts", mutates_args=())
+@operator()
 def weigh_drafts(
     tokens: torch.Tensor,
     confidence: torch.Tensor,
@@ -53,7 +54,7 @@ def weigh_drafts(
     return calibrated, until
 
 
-@weigh_drafts.register_fake
+@fake(weigh_drafts)
 def _(
     tokens: torch.Tensor, confidence: torch.Tensor, classes: torch.Tensor, *others: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,7 +89,7 @@ def choose_kernel(
     tl.store(looked_up + r, better == 0)
 
 
-@torch.library.custom_op("outrider_cuda::choose", mutates_args=())
+@operator()
 def choose(
     found: torch.Tensor,
     found_lens: torch.Tensor,
@@ -111,7 +112,7 @@ def choose(
     return made
 
 
-@choose.register_fake
+@fake(choose)
 def _(
     found: torch.Tensor, found_lens: torch.Tensor, found_chances: torch.Tensor, *others: object
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

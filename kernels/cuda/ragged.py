@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .operators import fake, operator
+
 PADDING_BLOCK = 256
 """Padding tokens that one program of `flatten_kernel` writes."""
 FEWEST = 64
@@ -74,7 +76,7 @@ def flatten_kernel(
         tl.store(step + t, zero + (gamma + 1), mask=t < tokens)
 
 
-@torch.library.custom_op("outrider_cuda::flatten", mutates_args=())
+@operator()
 def flatten(
     anchors: torch.Tensor,
     drafts: torch.Tensor,
@@ -108,7 +110,7 @@ def flatten(
     return found
 
 
-@flatten.register_fake
+@fake(flatten)
 def _(anchors: torch.Tensor, drafts: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
     return _flattened(anchors, drafts.shape[0], others[-1])
 
@@ -150,7 +152,7 @@ def commit_kernel(
     tl.store(kept_slots + i, tl.where(kept, slot, 0), mask=i < count)
 
 
-@torch.library.custom_op("outrider_cuda::commit", mutates_args=())
+@operator()
 def commit(
     accept_lens: torch.Tensor,
     tokens: torch.Tensor,
@@ -177,7 +179,7 @@ def commit(
     return found
 
 
-@commit.register_fake
+@fake(commit)
 def _(
     accept_lens: torch.Tensor, tokens: torch.Tensor, seq_lens: torch.Tensor, *others: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -206,7 +208,7 @@ def cached_slots_kernel(
         tl.store(out + place, slot, mask=place < end)
 
 
-@torch.library.custom_op("outrider_cuda::cached_slots", mutates_args={"out"})
+@operator("out")
 def cached_slots(
     out: torch.Tensor, page_table: torch.Tensor, rows: torch.Tensor, begins: torch.Tensor, indptr: torch.Tensor
 ) -> None:
@@ -215,6 +217,6 @@ def cached_slots(
     )
 
 
-@cached_slots.register_fake
+@fake(cached_slots)
 def _(*arguments: torch.Tensor) -> None:
     pass

@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .operators import fake, operator
+
 
 @triton.jit(do_not_specialize=["last"], do_not_specialize_on_alignment=["positions", "slots"])
 def rotate_kernel(
@@ -39,7 +41,7 @@ def rotate_kernel(
         tl.store(keys + (slot * KV_HEADS + head - HEADS) * DIM + i, out, mask=inside)
 
 
-@torch.library.custom_op("outrider_cuda::rotate_and_store", mutates_args={"keys", "values"})
+@operator("keys", "values")
 def rotate_and_store(
     x: torch.Tensor,
     table: torch.Tensor,
@@ -69,7 +71,7 @@ def rotate_and_store(
     return q
 
 
-@rotate_and_store.register_fake
+@fake(rotate_and_store)
 def _(x: torch.Tensor, table: torch.Tensor, *others: object) -> torch.Tensor:
     keys = others[5]
     assert isinstance(keys, torch.Tensor)
