@@ -245,24 +245,12 @@ def outcome_kernel(
 
 @operator()
 def accept(
-    tokens: torch.Tensor,
-    verify_lens: torch.Tensor,
-    qo_indptr: torch.Tensor,
-    request: torch.Tensor,
-    logits: torch.Tensor,
-    temperatures: torch.Tensor,
-    top_ks: torch.Tensor | None,
-    top_ps: torch.Tensor | None,
-    min_ps: torch.Tensor | None,
-    uniforms: torch.Tensor,
-    final_keys: torch.Tensor,
-    row_keys: torch.Tensor | None,
-    decided: torch.Tensor,
-    draft_probs: torch.Tensor | None,
-    vocab: torch.Tensor | None,
-    points: torch.Tensor | None,
+    tokens: torch.Tensor, verify_lens: torch.Tensor, qo_indptr: torch.Tensor, request: torch.Tensor,
+    logits: torch.Tensor, temperatures: torch.Tensor, top_ks: torch.Tensor | None, top_ps: torch.Tensor | None,
+    min_ps: torch.Tensor | None, uniforms: torch.Tensor, final_keys: torch.Tensor, row_keys: torch.Tensor | None,
+    decided: torch.Tensor, draft_probs: torch.Tensor | None, vocab: torch.Tensor | None, points: torch.Tensor | None,
     by_block: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     (requests, gamma), (rows, width) = tokens.shape, logits.shape
     lens, out = torch.empty_like(final_keys), tokens.new_empty(requests, gamma + 1)
     if not requests:

@@ -103,19 +103,10 @@ def chosen_kernel(
 
 @operator("q")
 def draft_step(
-    q: torch.Tensor,
-    logits: torch.Tensor,
-    latent: torch.Tensor | None,
-    w2: torch.Tensor | None,
-    temperatures: torch.Tensor,
-    top_ks: torch.Tensor | None,
-    top_ps: torch.Tensor | None,
-    min_ps: torch.Tensor | None,
-    keys: torch.Tensor,
-    vocab: torch.Tensor | None,
-    wants_probs: bool,
-    unread: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, logits: torch.Tensor, latent: torch.Tensor | None, w2: torch.Tensor | None,
+    temperatures: torch.Tensor, top_ks: torch.Tensor | None, top_ps: torch.Tensor | None, min_ps: torch.Tensor | None,
+    keys: torch.Tensor, vocab: torch.Tensor | None, wants_probs: bool, unread: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return tokens [R] int64 and the largest of each q [R]; write q [R, V'] float32 on demand, except for rows that
     are `unread` [R] bool."""
     requests, width = logits.shape

@@ -34,14 +34,9 @@ def weigh_kernel(
 
 @operator()
 def weigh_drafts(
-    tokens: torch.Tensor,
-    confidence: torch.Tensor,
-    classes: torch.Tensor,
-    rows: torch.Tensor,
-    ends: torch.Tensor,
-    inverse: torch.Tensor | None,
-    shifts: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens: torch.Tensor, confidence: torch.Tensor, classes: torch.Tensor, rows: torch.Tensor, ends: torch.Tensor,
+    inverse: torch.Tensor | None, shifts: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     requests, gamma = tokens.shape
     calibrated, until = confidence.new_empty(requests, gamma), torch.empty_like(classes)
     if requests:
@@ -91,15 +86,9 @@ def choose_kernel(
 
 @operator()
 def choose(
-    found: torch.Tensor,
-    found_lens: torch.Tensor,
-    found_chances: torch.Tensor,
-    drafted: torch.Tensor,
-    drafted_lens: torch.Tensor,
-    drafted_chances: torch.Tensor,
-    threshold: float,
-    ratio: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    found: torch.Tensor, found_lens: torch.Tensor, found_chances: torch.Tensor, drafted: torch.Tensor,
+    drafted_lens: torch.Tensor, drafted_chances: torch.Tensor, threshold: float, ratio: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Tokens, lens, confidence and looked_up of `LookupFirst`. R lookups have gamma tokens, R drafts at most gamma."""
     requests, gamma = found.shape
     made = _chosen(found, found_lens, found_chances)

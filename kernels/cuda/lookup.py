@@ -89,17 +89,10 @@ def odds(agreeing, counted):
 
 @operator()
 def lookup(
-    history: torch.Tensor,
-    page_table: torch.Tensor,
-    rows: torch.Tensor,
-    seq_lens: torch.Tensor,
-    anchors: torch.Tensor,
-    temperatures: torch.Tensor,
-    by_length: torch.Tensor,
-    by_odds: torch.Tensor,
-    by_temperature: torch.Tensor,
-    min_match: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    history: torch.Tensor, page_table: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor,
+    anchors: torch.Tensor, temperatures: torch.Tensor, by_length: torch.Tensor, by_odds: torch.Tensor,
+    by_temperature: torch.Tensor, min_match: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Tokens [R, gamma] int64, lengths [R] int64 and confidences [R, gamma] float32, as in `NgramDrafter`."""
     requests, gamma = len(rows), by_length.shape[1]
     tokens, lens = anchors.new_empty(requests, gamma), torch.empty_like(anchors)

@@ -20,28 +20,10 @@ LANES, LIST_BLOCK = 16, 1024
 
 @triton.jit(do_not_specialize=["requests", "tokens", "gamma", "request_stride", "token_stride", "page_stride"])
 def flatten_kernel(
-    anchors,
-    drafts,
-    verify_lens,
-    seq_lens,
-    page_table,
-    rows,
-    input_ids,
-    positions,
-    slots,
-    qo_indptr,
-    request,
-    step,
-    requests,
-    tokens,
-    gamma,
-    request_stride,
-    token_stride,
-    page_stride,
-    REQUESTS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    anchors, drafts, verify_lens, seq_lens, page_table, rows, input_ids, positions, slots, qo_indptr, request, step,
+    requests, tokens, gamma, request_stride, token_stride, page_stride, REQUESTS: tl.constexpr, WIDTH: tl.constexpr,
     PADDING: tl.constexpr,
-):
+):  # fmt: skip
     """Program r writes request r's tokens; programs after the last request write the padding.
 
     Each sums the lengths before it by itself (R * 8 bytes, which stay in L2), which saves a launch for a prefix
@@ -78,35 +60,16 @@ def flatten_kernel(
 
 @operator()
 def flatten(
-    anchors: torch.Tensor,
-    drafts: torch.Tensor,
-    verify_lens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    page_table: torch.Tensor,
-    rows: torch.Tensor,
-    tokens: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    anchors: torch.Tensor, drafts: torch.Tensor, verify_lens: torch.Tensor, seq_lens: torch.Tensor,
+    page_table: torch.Tensor, rows: torch.Tensor, tokens: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     requests, gamma = drafts.shape
     found = _flattened(anchors, requests, tokens)
     flatten_kernel[(requests + triton.cdiv(tokens, PADDING_BLOCK),)](
-        anchors,
-        drafts,
-        verify_lens,
-        seq_lens,
-        page_table,
-        rows,
-        *found,
-        requests,
-        tokens,
-        gamma,
-        drafts.stride(0),
-        drafts.stride(1),
-        page_table.stride(0),
-        REQUESTS=max(FEWEST, triton.next_power_of_2(requests)),
-        WIDTH=triton.next_power_of_2(gamma + 1),
-        PADDING=PADDING_BLOCK,
-        num_warps=1 if requests <= 256 else 4,
-    )
+        anchors, drafts, verify_lens, seq_lens, page_table, rows, *found, requests, tokens, gamma, drafts.stride(0),
+        drafts.stride(1), page_table.stride(0), REQUESTS=max(FEWEST, triton.next_power_of_2(requests)),
+        WIDTH=triton.next_power_of_2(gamma + 1), PADDING=PADDING_BLOCK, num_warps=1 if requests <= 256 else 4,
+    )  # fmt: skip
     return found
 
 
@@ -126,20 +89,9 @@ def _flattened(
 
 @triton.jit(do_not_specialize=["requests", "count", "width"])
 def commit_kernel(
-    accept_lens,
-    tokens,
-    seq_lens,
-    request,
-    step,
-    slots,
-    new_seq_lens,
-    bonus,
-    kept_slots,
-    requests,
-    count,
-    width,
+    accept_lens, tokens, seq_lens, request, step, slots, new_seq_lens, bonus, kept_slots, requests, count, width,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Element i is request i and verified token i. Reads 40 bytes a request and 32 a token, writes 16 and 8."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     accepted = tl.load(accept_lens + i, mask=i < requests, other=1)
@@ -164,18 +116,9 @@ def commit(
     requests, width = tokens.shape
     found = torch.empty_like(seq_lens), torch.empty_like(seq_lens), torch.empty_like(slots)
     commit_kernel[(triton.cdiv(max(requests, len(slots)), COMMIT_BLOCK),)](
-        accept_lens,
-        tokens.contiguous(),
-        seq_lens,
-        request,
-        step,
-        slots,
-        *found,
-        requests,
-        len(slots),
-        width,
+        accept_lens, tokens.contiguous(), seq_lens, request, step, slots, *found, requests, len(slots), width,
         BLOCK=COMMIT_BLOCK,
-    )
+    )  # fmt: skip
     return found
 
 

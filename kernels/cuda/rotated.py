@@ -43,16 +43,9 @@ def rotate_kernel(
 
 @operator("keys", "values")
 def rotate_and_store(
-    x: torch.Tensor,
-    table: torch.Tensor,
-    positions: torch.Tensor,
-    slots: torch.Tensor,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    eps: float,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-) -> torch.Tensor:
+    x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None, eps: float, keys: torch.Tensor, values: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
     """Return q [N, Hq, D], normed and rotated; write the N rows' keys and values [slots, Hkv, D] at their slots [N].
 
     x: [N, (Hq + 2 Hkv) D] projected queries, keys and values; Hq may be 0. table: of `layers.Rotary`, [P, 2 D].
