@@ -281,6 +281,8 @@ class Asynchronous(Planner):
     def _learn(self, planned: PlannedStep, step: FinishedStep) -> None:
         """Learn survivals of drafts and how many were accepted."""
         view, survival = step.view, step.survival
+        if planned.budget.probe and step.seconds is not None and planned.budget.seconds is not None:
+            self.probing.give_back(float(planned.budget.seconds[0]) - step.seconds)
         if np.count_nonzero(step.verify_lens):
             taught = step.verify_lens if view.ruled is None else np.where(view.ruled, 0, step.verify_lens)
             self.correction.observe(survival, taught, step.accept_lens)

@@ -11,7 +11,9 @@ RATE = 0.03
 SURPRISE = 0.2
 """A step counts as at most this share longer or shorter than predicted, so that single hiccups change little."""
 BOUNDS = 0.05, 4.0
-"""Least and largest factor. A draft may have become many times cheaper than a stale profile says."""
+"""Least and largest factor of steps."""
+DRAFT_BOUNDS = 1e-3, 4.0
+"""The same of drafts: a draft may have become many times cheaper than a stale profile says."""
 
 
 class Drift:
@@ -28,13 +30,13 @@ class Drift:
         """A draft that was measured to take `measured` seconds took `seconds`. share: of the draft in the step's time,
         where `seconds` is the rest of a step and has all of its noise; else 1."""
         ratio = max(seconds / (measured * self.plain * self.draft), 1e-3)
-        self.draft = _moved(self.draft, ratio, share)
+        self.draft = _moved(self.draft, ratio, share, DRAFT_BOUNDS)
 
 
-def _moved(factor: float, ratio: float, weight: float = 1.0) -> float:
+def _moved(factor: float, ratio: float, weight: float = 1.0, bounds: tuple[float, float] = BOUNDS) -> float:
     """The factor after a step that took `ratio` times as long as predicted."""
     surprise = min(max(math.log(ratio), -SURPRISE), SURPRISE)
-    return min(max(factor * math.exp(RATE * weight * surprise), BOUNDS[0]), BOUNDS[1])
+    return min(max(factor * math.exp(RATE * weight * surprise), bounds[0]), bounds[1])
 
 
 def running_mean(mean: float, seconds: float) -> float:
