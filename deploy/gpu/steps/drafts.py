@@ -11,6 +11,7 @@ from outrider.drafters.base import DraftBatch
 from outrider.drafters.block.config import BlockConfig
 from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.block.model import BlockModel
+from outrider.drafters.graphs import DraftGraphs
 from outrider.drafters.ngram import NgramDrafter
 from outrider.kernels.acceptance import Verification, accept_logits
 from outrider.kernels.noise import Purpose, streams, uniforms
@@ -34,6 +35,8 @@ def batch_of(requests: int, table: torch.Tensor, longest: int, gamma: int) -> Dr
         rows=numbers + 1,
         temperatures=torch.zeros(requests, device=DEVICE),
         keys=torch.randint(1 << 60, (requests, gamma), device=DEVICE),
+        seeds=numbers,
+        seeded=torch.zeros(requests, dtype=torch.bool, device=DEVICE),
         decided=torch.ones(requests, dtype=torch.bool, device=DEVICE),
         wants_probs=False,
         all_greedy=True,
@@ -67,11 +70,11 @@ def drafting() -> dict[str, Any]:
     for count, batch in batches.items():
         results[f"eager, {count}"] = timed(partial(made.propose, batch), 50)
     if DEVICE == "cuda":
-        made.reserve_probs(max(REQUESTS))
-        made.capture(REQUESTS, table)
+        room = made.reserve_probs(max(REQUESTS))[0]
+        graphs = DraftGraphs(made.propose, REQUESTS, table, made.gamma, room)
         for count, batch in batches.items():
-            results[f"graph, {count}"] = timed(partial(made.propose, batch), 100)
-            replay = made.graphs._graphs[count][0]
+            results[f"graph, {count}"] = timed(partial(graphs.propose, batch), 100)
+            replay = graphs._graphs[count][0]
             results[f"replay alone, {count}"] = timed(replay, 100)
     return results
 
