@@ -150,19 +150,12 @@ class DraftBatch:
     def select(self, requests: torch.Tensor) -> DraftBatch:
         """Return the batch of `requests` [M] int64 alone, without a draft mask: the model drafts for all of them."""
         return replace(
-            self,
-            anchors=self.anchors[requests],
-            seq_lens=self.seq_lens[requests],
-            rows=self.rows[requests],
-            keys=self.keys[requests],
-            answer_lens=None if self.answer_lens is None else self.answer_lens[requests],
+            self, anchors=self.anchors[requests], seq_lens=self.seq_lens[requests], rows=self.rows[requests],
+            keys=self.keys[requests], answer_lens=None if self.answer_lens is None else self.answer_lens[requests],
             sets=None if self.sets is None else self.sets[requests],
-            corpora=None if self.corpora is None else self.corpora[requests],
-            draft_mask=None,
-            forced=None,
-            decided=None if self.decided is None else self.decided[requests],
-            **self.rules.of(requests)._asdict(),
-        )
+            corpora=None if self.corpora is None else self.corpora[requests], draft_mask=None, forced=None,
+            decided=None if self.decided is None else self.decided[requests], **self.rules.of(requests)._asdict(),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,14 +92,9 @@ class Asynchronous(Planner):
     cost: StepCost
 
     def __init__(
-        self,
-        cost: StepCost,
-        gamma: int,
-        *,
-        smoothing: int = SAMPLES,
-        held: int = HELD,
+        self, cost: StepCost, gamma: int, *, smoothing: int = SAMPLES, held: int = HELD,
         required_return: float = REQUIRED_RETURN,
-    ):
+    ):  # fmt: skip
         if min(gamma, smoothing, held) < 1:
             raise ValueError(f"gamma, smoothing and held are at least 1, not {gamma}, {smoothing} and {held}")
         self.cost, self.gamma = cost, gamma
@@ -199,14 +194,9 @@ class Asynchronous(Planner):
         return int((brought - price * self._drafting(drafted, np.arange(1, self.block + 1))).argmax()) + 1
 
     def _plan(
-        self,
-        step: StepView,
-        survival: np.ndarray | None,
-        seconds: np.ndarray,
-        drafts: bool = False,
-        depth: int | None = None,
-        drafting: float = 0.0,
-    ) -> Plan:
+        self, step: StepView, survival: np.ndarray | None, seconds: np.ndarray, drafts: bool = False,
+        depth: int | None = None, drafting: float = 0.0,
+    ) -> Plan:  # fmt: skip
         """The plan with the best point of its curve. survival: [samples, R, gamma]; None: without drafts."""
         requests = len(step.rows)
         if survival is None:

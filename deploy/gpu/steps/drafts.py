@@ -29,19 +29,13 @@ def batch_of(requests: int, table: torch.Tensor, longest: int, gamma: int) -> Dr
     """Return greedy requests, each with `longest` tokens in the cache."""
     numbers = torch.arange(requests, device=DEVICE)
     return DraftBatch(
-        anchors=numbers + 5,
-        seq_lens=torch.full_like(numbers, longest),
-        page_table=table,
-        rows=numbers + 1,
+        anchors=numbers + 5, seq_lens=torch.full_like(numbers, longest), page_table=table, rows=numbers + 1,
         temperatures=torch.zeros(requests, device=DEVICE),
-        keys=torch.randint(1 << 60, (requests, gamma), device=DEVICE),
-        seeds=numbers,
+        keys=torch.randint(1 << 60, (requests, gamma), device=DEVICE), seeds=numbers,
         seeded=torch.zeros(requests, dtype=torch.bool, device=DEVICE),
-        decided=torch.ones(requests, dtype=torch.bool, device=DEVICE),
-        wants_probs=False,
-        all_greedy=True,
+        decided=torch.ones(requests, dtype=torch.bool, device=DEVICE), wants_probs=False, all_greedy=True,
         longest=1 << longest.bit_length(),
-    )
+    )  # fmt: skip
 
 
 def pages(requests: int, each: int) -> torch.Tensor:

@@ -116,13 +116,9 @@ class TargetWorker(BaseSpecWorker):
             write_step_logprobs(verified.logits_output, batch.scheduled, batch.flat, accepted.tokens)
         batch.scheduled.forward_mode = ForwardMode.DECODE
         result = (HostResult if accepted.tokens.is_cpu else GenerationBatchResult)(
-            logits_output=verified.logits_output,
-            next_token_ids=accepted.tokens.flatten(),
-            accept_lens=accepted.lens,
-            new_seq_lens=accepted.seq_lens,
-            can_run_cuda_graph=verified.can_run_cuda_graph,
-            next_draft_input=StepState(accepted.anchors, accepted.seq_lens),
-            speculative_num_draft_tokens=self.width,
-        )
+            logits_output=verified.logits_output, next_token_ids=accepted.tokens.flatten(), accept_lens=accepted.lens,
+            new_seq_lens=accepted.seq_lens, can_run_cuda_graph=verified.can_run_cuda_graph,
+            next_draft_input=StepState(accepted.anchors, accepted.seq_lens), speculative_num_draft_tokens=self.width,
+        )  # fmt: skip
         result.cap_lens = verified.cap_lens
         return result

@@ -59,25 +59,16 @@ class DraftStage:
         if graphs is not None and not graphs.fits(len(anchors), batch.page_table):
             graphs = None
         requested = DraftBatch(
-            anchors=anchors,
-            seq_lens=seq_lens,
-            page_table=batch.page_table,
-            rows=batch.rows,
-            draft_mask=None if step.draft_mask.all() else upload(step.draft_mask, anchors.device),
-            depth=step.depth,
+            anchors=anchors, seq_lens=seq_lens, page_table=batch.page_table, rows=batch.rows,
+            draft_mask=None if step.draft_mask.all() else upload(step.draft_mask, anchors.device), depth=step.depth,
             keys=sampling.seeds[:0, None] if graphs else sampling.draft_keys(seq_lens, self.requests.gamma),
-            seeds=sampling.seeds,
-            seeded=sampling.seeded,
-            wants_probs=not sampling.all_decided,
-            decided=sampling.decided,
-            all_greedy=sampling.all_greedy,
+            seeds=sampling.seeds, seeded=sampling.seeded, wants_probs=not sampling.all_decided,
+            decided=sampling.decided, all_greedy=sampling.all_greedy,
             answer_lens=seq_lens - self.requests.prompts[batch.rows] + 1 if self.ages else None,
             longest=None if anchors.is_cpu else 1 << int(step.view.contexts.max()).bit_length(),
-            sets=step.entries.tensor("sets"),
-            corpora=step.entries.tensor("corpora"),
-            forced=grammars.forced(drafter.gamma),
-            **sampling.rules._asdict(),
-        )
+            sets=step.entries.tensor("sets"), corpora=step.entries.tensor("corpora"),
+            forced=grammars.forced(drafter.gamma), **sampling.rules._asdict(),
+        )  # fmt: skip
         if graphs is not None:
             draft = graphs.propose(requested)
         else:
