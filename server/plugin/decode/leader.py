@@ -79,9 +79,9 @@ class LeaderWorker(TargetWorker):
             runner.capture_tail_hooks.append(tail.capture)
         self.accept = AcceptStage(runner, rules, self.requests, tail)
 
-    def _capture_drafts(self, sizes: list[int]) -> None:
+    def _capture_drafts(self) -> None:
         if self.drafter is not None:
-            self.draft.capture(self.drafter, sizes, self.page_table)
+            self.draft.capture(self.drafter, captured_sizes(self._target_worker.model_runner), self.page_table)
 
     def admit(self, scheduled: Any) -> np.ndarray:
         """Read the options of a batch's requests before they decode; return their rows [R]."""
