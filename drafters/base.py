@@ -102,6 +102,7 @@ class DraftBatch:
     keys: [R, gamma] int64, the only randomness a drafter may use: token k is drawn with keys[:, k-1] by
         `kernels.noise.gumbel_argmax`. A seeded request has the target's own keys, so that drafter and target tend to
         draw the same token.
+    seeds, seeded: [R] int64, [R] bool, of which `graphs.py` makes the keys itself; None: not known.
     top_ks, top_ps, min_ps: [R] int64, [R] float32, [R] float32, the remaining sampling rules
         (`kernels.sampling.Rules`); None: off for all. A drafter that applies them to q comes nearer to the target's
         distribution.
@@ -125,6 +126,8 @@ class DraftBatch:
     rows: torch.Tensor
     temperatures: torch.Tensor
     keys: torch.Tensor
+    seeds: torch.Tensor | None = None
+    seeded: torch.Tensor | None = None
     draft_mask: torch.Tensor | None = None
     depth: int | None = None
     top_ks: torch.Tensor | None = None
@@ -147,19 +150,12 @@ class DraftBatch:
     def select(self, requests: torch.Tensor) -> DraftBatch:
         """Return the batch of `requests` [M] int64 alone, without a draft mask: the model drafts for all of them."""
         return replace(
-            self,
-            anchors=self.anchors[requests],
-            seq_lens=self.seq_lens[requests],
-            rows=self.rows[requests],
-            keys=self.keys[requests],
-            answer_lens=None if self.answer_lens is None else self.answer_lens[requests],
+            self, anchors=self.anchors[requests], seq_lens=self.seq_lens[requests], rows=self.rows[requests],
+            keys=self.keys[requests], answer_lens=None if self.answer_lens is None else self.answer_lens[requests],
             sets=None if self.sets is None else self.sets[requests],
-            corpora=None if self.corpora is None else self.corpora[requests],
-            draft_mask=None,
-            forced=None,
-            decided=None if self.decided is None else self.decided[requests],
-            **self.rules.of(requests)._asdict(),
-        )
+            corpora=None if self.corpora is None else self.corpora[requests], draft_mask=None, forced=None,
+            decided=None if self.decided is None else self.decided[requests], **self.rules.of(requests)._asdict(),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,13 +269,10 @@ class Drafter(ABC):
         return []
 
     def reserve_probs(self, requests: int) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """Allocate the probs of this many requests, [requests, G, V'] float32, which drafts by graphs then write.
-        Return the buffer and `Draft.vocab`; None if no graphs will be captured. Called once, before `capture`."""
+        """Allocate the probs of this many requests, [requests, G, V'] float32, which drafts by graphs then write
+        (`graphs.py`). Return the buffer and `Draft.vocab`; None if `propose` cannot be captured: only drafters that do
+        the same work for all drafts can. Called once, after `allocate`."""
         return None
-
-    def capture(self, sizes: Sequence[int], page_table: torch.Tensor) -> None:  # noqa: B027 - most drafters use no graphs
-        """Capture CUDA graphs of `propose` for these numbers of requests, ascending. Only drafters that do the same
-        work for all drafts can. Called once, on a GPU, after `allocate`. page_table: the one of every `DraftBatch`."""
 
     def observe(self, features: Features) -> None:  # noqa: B027 - a drafter may have no state
         """Store the draft state of tokens that are now committed, or prefilled, at `features.slots`."""

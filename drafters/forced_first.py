@@ -1,4 +1,4 @@
-"""Prefer tokens that a grammar forces to a lookup."""
+"""Prefer tokens that a grammar forces to other drafts."""
 
 from dataclasses import replace
 
@@ -24,5 +24,24 @@ def forced_first(lookup: Draft, forced: ForcedTokens) -> Draft:
         lens=torch.where(better, forced.lens, lookup.lens),
         confidence=torch.where(better[:, None], forced.confidence, confidence),
         across=None if lookup.across is None else lookup.across & ~better,
+        by_grammar=better,
+    )
+
+
+def forced_instead(draft: Draft, forced: ForcedTokens) -> Draft:
+    """The drafts of R requests, replaced by forced tokens wherever there are any; on any device, without waiting.
+
+    The drafts may be drawn already, so nothing of them decides. q of forced tokens is a point mass on each.
+    """
+    better = forced.lens > 0
+    points = better if draft.points is None else draft.points | better
+    return replace(
+        draft,
+        tokens=torch.where(better[:, None], forced.tokens, draft.tokens),
+        lens=torch.where(better, forced.lens, draft.lens),
+        confidence=torch.where(better[:, None], forced.confidence, draft.confidence),
+        looked_up=better if draft.looked_up is None else draft.looked_up | better,
+        points=None if draft.probs is None else points,
+        across=None if draft.across is None else draft.across & ~better,
         by_grammar=better,
     )

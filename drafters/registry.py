@@ -139,18 +139,9 @@ def serving(kind: str) -> tuple[str, ...]:
 
 
 def make(
-    name: str,
-    target: Target,
-    *,
-    gamma: int,
-    checkpoint: str = "",
-    lookup_gamma: int = 0,
-    denoising_steps: int = 0,
-    initial_tokens: int = 0,
-    several_sets: bool = False,
-    deferred: bool = True,
-    corpora: Corpora | None = None,
-) -> Drafter:
+    name: str, target: Target, *, gamma: int, checkpoint: str = "", lookup_gamma: int = 0, denoising_steps: int = 0,
+    initial_tokens: int = 0, several_sets: bool = False, deferred: bool = True, corpora: Corpora | None = None,
+) -> Drafter:  # fmt: skip
     """Create the drafter of that name for the target.
 
     checkpoint: its folder, where it needs one.

@@ -1,6 +1,5 @@
 """Drafters around a drafter model: one buffers observed tokens, one waits until an answer has begun."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -28,9 +27,6 @@ class Wrapper(Drafter):
 
     def reserve_probs(self, requests: int) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         return self.model.reserve_probs(requests)
-
-    def capture(self, sizes: Sequence[int], page_table: torch.Tensor) -> None:
-        self.model.capture(sizes, page_table)
 
     def observe(self, features: Features) -> None:
         self.model.observe(features)

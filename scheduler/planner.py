@@ -89,14 +89,8 @@ class Asynchronous(Planner):
     cost: StepCost
 
     def __init__(
-        self,
-        cost: StepCost,
-        gamma: int,
-        *,
-        smoothing: int = SAMPLES,
-        held: int = 4,
-        required_return: float = 0.7,
-    ):
+        self, cost: StepCost, gamma: int, *, smoothing: int = SAMPLES, held: int = 4, required_return: float = 0.7,
+    ):  # fmt: skip
         if min(gamma, smoothing, held) < 1:
             raise ValueError(f"gamma, smoothing and held are at least 1, not {gamma}, {smoothing} and {held}")
         self.cost, self.gamma = cost, gamma
@@ -198,14 +192,9 @@ class Asynchronous(Planner):
         return int((brought - price * self._drafting(drafted, np.arange(1, self.block + 1))).argmax()) + 1
 
     def _plan(
-        self,
-        step: StepView,
-        survival: np.ndarray | None,
-        seconds: np.ndarray,
-        drafts: bool = False,
-        depth: int | None = None,
-        drafting: float = 0.0,
-    ) -> Plan:
+        self, step: StepView, survival: np.ndarray | None, seconds: np.ndarray, drafts: bool = False,
+        depth: int | None = None, drafting: float = 0.0,
+    ) -> Plan:  # fmt: skip
         """The plan with the best point of its curve. survival: [samples, R, gamma]; None: without drafts."""
         requests = len(step.rows)
         if survival is None:
@@ -280,6 +269,8 @@ class Asynchronous(Planner):
     def _learn(self, planned: PlannedStep, step: FinishedStep) -> None:
         """Learn the survivals of drafts, and how many of their tokens were accepted."""
         view, survival = step.view, step.survival
+        if planned.budget.probe and step.seconds is not None and planned.budget.seconds is not None:
+            self.probing.give_back(float(planned.budget.seconds[0]) - step.seconds)
         if np.count_nonzero(step.verify_lens):
             taught = step.verify_lens if view.ruled is None else np.where(view.ruled, 0, step.verify_lens)
             self.correction.observe(survival, taught, step.accept_lens)

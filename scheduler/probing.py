@@ -16,7 +16,8 @@ def mostly_the_same(names: np.ndarray, planned: np.ndarray) -> bool:
 
 class Probing:
     """Every step without drafting saves `share` of its time, and a probe is paid from the savings. So probes cost at
-    most that share: they come every few steps if drafting is cheap, after hundreds of steps if it is expensive."""
+    most that share: they come every few steps if drafting is cheap, after hundreds of steps if it is expensive. A probe
+    that was cheaper than expected gives the rest back, so that a price that is far too high is soon corrected."""
 
     def __init__(self, share: float = SHARE) -> None:
         self.share = share
@@ -38,6 +39,10 @@ class Probing:
             return True
         self.save(seconds)
         return False
+
+    def give_back(self, seconds: float) -> None:
+        """A probe took `seconds` less than expected."""
+        self._saved = min(self._saved + max(seconds, 0.0), self._loss)
 
     def save(self, seconds: float) -> None:
         """Save a share of a step of `seconds` that did not draft."""

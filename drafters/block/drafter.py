@@ -8,7 +8,6 @@ verified no draft needs no special case.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,10 +22,12 @@ from ..config_file import CheckpointError
 from .checkpoint import check_shapes, check_target, target_identity
 from .checkpoint import load as load_model
 from .compiled import compile_block
-from .graphs import Block, DraftGraphs
 from .layers import DraftLayer
 from .model import BlockModel
 from .sampling import sample_block, sample_parallel, sample_path
+
+Block = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
+"""Tokens, probs and confidence of `Draft`."""
 
 
 class BlockDrafter(Drafter):
@@ -56,8 +57,6 @@ class BlockDrafter(Drafter):
         self.compiled = compile_block(self.model, embedding, self.head)
         self.pools: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.contexts: torch.Tensor | None = None  # [slots, d] of `BlockModel.context`, where a head reads it
-        self.graphs: DraftGraphs | None = None
-        self._room: torch.Tensor | None = None
 
     @classmethod
     def load(cls, target: Target, checkpoint: str | Path, *, gamma: int | None = None) -> BlockDrafter:
@@ -88,13 +87,7 @@ class BlockDrafter(Drafter):
     def reserve_probs(self, requests: int) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         if self.model.config.head_dim > MOST_CUDA_HEAD or not cuda.fits(self.head):
             return None  # torch's attention reads whole contexts
-        self._room = torch.zeros((requests, self.gamma, self.model.config.logit_size), device=self.device)
-        return self._room, self.vocab
-
-    @torch.inference_mode()
-    def capture(self, sizes: Sequence[int], page_table: torch.Tensor) -> None:
-        if self._room is not None:
-            self.graphs = DraftGraphs(self._propose, sizes, page_table, self.gamma, self._room)
+        return torch.zeros((requests, self.gamma, self.model.config.logit_size), device=self.device), self.vocab
 
     @torch.inference_mode()
     def reload(self, checkpoint: str, number: int = 0) -> None:
@@ -188,11 +181,7 @@ class BlockDrafter(Drafter):
 
     def _propose_each(self, batch: DraftBatch) -> Draft:
         """Draft for all requests, with length 0 outside the draft mask, which the host need not read."""
-        graphs = self.graphs
-        if graphs is not None and graphs.fits(batch):
-            made = Draft.of(*graphs.propose(batch), self.vocab, graphs.lens[: len(batch.anchors)])
-        else:
-            made = Draft.of(*self._propose(batch), self.vocab)
+        made = Draft.of(*self._propose(batch), self.vocab)
         return made if batch.draft_mask is None else replace(made, lens=made.lens * batch.draft_mask)
 
     def _propose(self, batch: DraftBatch, gamma: int | None = None) -> Block:

@@ -43,14 +43,9 @@ def all_requests_greedy(rules: Rules, known: bool | None) -> bool:
 
 
 def sample_block(
-    logits: torch.Tensor,
-    hidden: torch.Tensor,
-    batch: DraftBatch,
-    *,
-    vocab: torch.Tensor | None,
-    markov: MarkovHead,
+    logits: torch.Tensor, hidden: torch.Tensor, batch: DraftBatch, *, vocab: torch.Tensor | None, markov: MarkovHead,
     confidence: ConfidenceHead | None,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:  # fmt: skip
     """Draw gamma tokens per request, each given the one before it.
 
     logits: [R, gamma, V'] base logits U_k. hidden: [R, gamma, d].
@@ -145,16 +140,9 @@ def sample_path(
 
 
 def draw_independently(
-    logits: torch.Tensor,
-    rules: Rules,
-    keys: torch.Tensor,
-    *,
-    vocab: torch.Tensor | None,
-    wants_probs: bool,
-    all_greedy: bool | None,
-    decided: torch.Tensor | None = None,
-    room: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+    logits: torch.Tensor, rules: Rules, keys: torch.Tensor, *, vocab: torch.Tensor | None, wants_probs: bool,
+    all_greedy: bool | None, decided: torch.Tensor | None = None, room: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:  # fmt: skip
     """Return tokens [R, M], probs [R, M, V'] (None where all are greedy or not wanted) and the largest of each q [R,
     M].
 

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from .noise import BITS, BLOCK, CHUNK, NOBODY, chunks, exponential, least
+from .operators import fake, operator
 from .rules import heat, kept, statistics, weight
 
 
@@ -242,26 +243,14 @@ def outcome_kernel(
     tl.store(accept_lens + r, (accepted + 1).to(tl.int64))
 
 
-@torch.library.custom_op("outrider_cuda::accept", mutates_args=())
+@operator()
 def accept(
-    tokens: torch.Tensor,
-    verify_lens: torch.Tensor,
-    qo_indptr: torch.Tensor,
-    request: torch.Tensor,
-    logits: torch.Tensor,
-    temperatures: torch.Tensor,
-    top_ks: torch.Tensor | None,
-    top_ps: torch.Tensor | None,
-    min_ps: torch.Tensor | None,
-    uniforms: torch.Tensor,
-    final_keys: torch.Tensor,
-    row_keys: torch.Tensor | None,
-    decided: torch.Tensor,
-    draft_probs: torch.Tensor | None,
-    vocab: torch.Tensor | None,
-    points: torch.Tensor | None,
+    tokens: torch.Tensor, verify_lens: torch.Tensor, qo_indptr: torch.Tensor, request: torch.Tensor,
+    logits: torch.Tensor, temperatures: torch.Tensor, top_ks: torch.Tensor | None, top_ps: torch.Tensor | None,
+    min_ps: torch.Tensor | None, uniforms: torch.Tensor, final_keys: torch.Tensor, row_keys: torch.Tensor | None,
+    decided: torch.Tensor, draft_probs: torch.Tensor | None, vocab: torch.Tensor | None, points: torch.Tensor | None,
     by_block: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     (requests, gamma), (rows, width) = tokens.shape, logits.shape
     lens, out = torch.empty_like(final_keys), tokens.new_empty(requests, gamma + 1)
     if not requests:
@@ -315,7 +304,7 @@ def _columns(vocab: torch.Tensor, width: int) -> torch.Tensor:
     return torch.full((width,), -1, dtype=torch.int32, device=vocab.device).scatter_(0, vocab, numbers)
 
 
-@accept.register_fake
+@fake(accept)
 def _(tokens: torch.Tensor, *others: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     requests, gamma = tokens.shape
     return tokens.new_empty(requests), tokens.new_empty(requests, gamma + 1)

@@ -4,6 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .operators import fake, operator
+
 FEWEST = 64
 """Least requests that a program is compiled for: smaller variants are not faster and take compile time."""
 MOST_ENTRIES = 65536
@@ -17,24 +19,10 @@ MOST_ENTRIES = 65536
     ]
 )  # fmt: skip
 def admit_kernel(
-    confidence,
-    draft_lens,
-    tokens,
-    bounds,
-    first,
-    verify_lens,
-    survival,
-    requests,
-    gamma,
-    request_stride,
-    token_stride,
-    bound_request_stride,
-    bound_token_stride,
-    has_bounds,
-    has_first,
-    REQUESTS: tl.constexpr,
+    confidence, draft_lens, tokens, bounds, first, verify_lens, survival, requests, gamma, request_stride,
+    token_stride, bound_request_stride, bound_token_stride, has_bounds, has_first, REQUESTS: tl.constexpr,
     WIDTH: tl.constexpr,
-):
+):  # fmt: skip
     """One program holds all survivals in registers and finds the K-th by bisecting the bits of float32 (31 counts). A
     sort of 8192 numbers would take 91 exchanges through shared memory. Reads 4 * R * gamma bytes (gamma times,
     from L1: each entry multiplies its own prefix, in order), writes as many."""
@@ -74,7 +62,7 @@ def admit_kernel(
     tl.store(verify_lens + owner, counts.to(tl.int64), mask=owner < requests)
 
 
-@torch.library.custom_op("outrider_cuda::admit", mutates_args=())
+@operator()
 def admit(
     confidence: torch.Tensor,
     draft_lens: torch.Tensor,
@@ -89,27 +77,14 @@ def admit(
     wide = confidence if bounds is None else bounds.expand(requests, gamma)
     found = torch.empty_like(draft_lens), confidence.new_empty(requests, gamma)
     admit_kernel[(1,)](
-        confidence,
-        draft_lens,
-        tokens,
-        wide,
-        draft_lens.view(torch.bool) if first is None else first,
-        *found,
-        requests,
-        gamma,
-        confidence.stride(0),
-        confidence.stride(1),
-        wide.stride(0),
-        wide.stride(1),
-        int(bounds is not None),
-        int(first is not None),
-        REQUESTS=padded,
-        WIDTH=width,
+        confidence, draft_lens, tokens, wide, draft_lens.view(torch.bool) if first is None else first, *found,
+        requests, gamma, confidence.stride(0), confidence.stride(1), wide.stride(0), wide.stride(1),
+        int(bounds is not None), int(first is not None), REQUESTS=padded, WIDTH=width,
         num_warps=min(32, max(4, padded * width // 512)),
-    )
+    )  # fmt: skip
     return found
 
 
-@admit.register_fake
+@fake(admit)
 def _(confidence: torch.Tensor, draft_lens: torch.Tensor, *others: object) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.empty_like(draft_lens), confidence.new_empty(confidence.shape)

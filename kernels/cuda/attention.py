@@ -16,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .operators import fake, operator
+
 PROGRAMS = 528
 """Least programs wanted: four for each of an H100's 132 multiprocessors, so that their loads overlap."""
 LEAST = 512
@@ -55,39 +57,11 @@ def share(kv_len, q_len, first, last, window, splits, CAUSAL: tl.constexpr, BLOC
 
 @triton.jit(do_not_specialize=["window", "splits"])
 def attention_kernel(
-    q,
-    k_pool,
-    v_pool,
-    qo_indptr,
-    kv_lens,
-    rows,
-    page_table,
-    out,
-    sums,
-    scales,
-    scale,
-    cap,
-    window,
-    splits,
-    q_stride,
-    k_stride,
-    v_stride,
-    page_stride,
-    out_stride,
-    q_head,
-    k_head,
-    v_head,
-    tiles,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    SPLIT: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    LEAST: tl.constexpr,
-):
+    q, k_pool, v_pool, qo_indptr, kv_lens, rows, page_table, out, sums, scales, scale, cap, window, splits, q_stride,
+    k_stride, v_stride, page_stride, out_stride, q_head, k_head, v_head, tiles, HEADS: tl.constexpr,
+    GROUP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, CAUSAL: tl.constexpr, SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, LEAST: tl.constexpr,
+):  # fmt: skip
     """Program (request * tiles + tile, KV head, split)."""
     r, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     head, split = tl.program_id(1), tl.program_id(2)
@@ -152,26 +126,10 @@ def attention_kernel(
 
 @triton.jit(do_not_specialize=["window", "splits"])
 def merge_kernel(
-    qo_indptr,
-    kv_lens,
-    out,
-    sums,
-    scales,
-    window,
-    splits,
-    out_stride,
-    queries,
-    tiles,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDE: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    LEAST: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
+    qo_indptr, kv_lens, out, sums, scales, window, splits, out_stride, queries, tiles, HEADS: tl.constexpr,
+    GROUP: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, LEAST: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
     """Program (request * queries + query, head): puts the splits of one row together, in their order."""
     r, query = tl.program_id(0) // queries, tl.program_id(0) % queries
     head = tl.program_id(1)
@@ -222,21 +180,12 @@ def warps_for(rows: int, dim: int) -> int:
     return 8 if rows * wide(dim) >= MOST_SUMS else 4
 
 
-@torch.library.custom_op("outrider_cuda::attention", mutates_args=())
+@operator()
 def attention(
-    q: torch.Tensor,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
-    qo_indptr: torch.Tensor,
-    kv_lens: torch.Tensor,
-    rows: torch.Tensor,
-    page_table: torch.Tensor,
-    most_queries: int,
-    scale: float,
-    causal: bool,
-    window: int,
+    q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, qo_indptr: torch.Tensor, kv_lens: torch.Tensor,
+    rows: torch.Tensor, page_table: torch.Tensor, most_queries: int, scale: float, causal: bool, window: int,
     logit_cap: float,
-) -> torch.Tensor:
+) -> torch.Tensor:  # fmt: skip
     tokens, heads, dim = q.shape
     requests, kv_heads = len(kv_lens), k_pool.shape[1]
     group, exact = heads // kv_heads, q.dtype == torch.float32
@@ -267,6 +216,6 @@ def attention(
     return out
 
 
-@attention.register_fake
+@fake(attention)
 def _(q: torch.Tensor, *others: object) -> torch.Tensor:
     return q.new_empty(q.shape)

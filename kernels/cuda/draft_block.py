@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from .noise import BITS, BLOCK, CHUNK, NOBODY, chunks, exponential, least
+from .operators import fake, operator
 from .rules import heat, kept, statistics, weight
 
 COLUMNS = 64
@@ -100,21 +101,12 @@ def chosen_kernel(
     tl.store(sure + row, 1.0 / tl.load(norm + row))
 
 
-@torch.library.custom_op("outrider_cuda::draft_step", mutates_args={"q"})
+@operator("q")
 def draft_step(
-    q: torch.Tensor,
-    logits: torch.Tensor,
-    latent: torch.Tensor | None,
-    w2: torch.Tensor | None,
-    temperatures: torch.Tensor,
-    top_ks: torch.Tensor | None,
-    top_ps: torch.Tensor | None,
-    min_ps: torch.Tensor | None,
-    keys: torch.Tensor,
-    vocab: torch.Tensor | None,
-    wants_probs: bool,
-    unread: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, logits: torch.Tensor, latent: torch.Tensor | None, w2: torch.Tensor | None,
+    temperatures: torch.Tensor, top_ks: torch.Tensor | None, top_ps: torch.Tensor | None, min_ps: torch.Tensor | None,
+    keys: torch.Tensor, vocab: torch.Tensor | None, wants_probs: bool, unread: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return tokens [R] int64 and the largest of each q [R]; write q [R, V'] float32 on demand, except for rows that
     are `unread` [R] bool."""
     requests, width = logits.shape
@@ -145,6 +137,6 @@ def draft_step(
     return drawn, sure
 
 
-@draft_step.register_fake
+@fake(draft_step)
 def _(q: torch.Tensor, logits: torch.Tensor, *others: object) -> tuple[torch.Tensor, torch.Tensor]:
     return q.new_empty(len(logits), dtype=torch.int64), q.new_empty(len(logits))

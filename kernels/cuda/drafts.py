@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from .noise import BITS
+from .operators import fake, operator
 
 
 @triton.jit(do_not_specialize=["gamma", "request_stride", "token_stride", "chance_stride", "step_stride", "width"])
@@ -31,16 +32,11 @@ def weigh_kernel(
     tl.store(calibrated + r * gamma + k, chance, mask=inside)
 
 
-@torch.library.custom_op("outrider_cuda::weigh_drafts", mutates_args=())
+@operator()
 def weigh_drafts(
-    tokens: torch.Tensor,
-    confidence: torch.Tensor,
-    classes: torch.Tensor,
-    rows: torch.Tensor,
-    ends: torch.Tensor,
-    inverse: torch.Tensor | None,
-    shifts: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens: torch.Tensor, confidence: torch.Tensor, classes: torch.Tensor, rows: torch.Tensor, ends: torch.Tensor,
+    inverse: torch.Tensor | None, shifts: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     requests, gamma = tokens.shape
     calibrated, until = confidence.new_empty(requests, gamma), torch.empty_like(classes)
     if requests:
@@ -53,7 +49,7 @@ def weigh_drafts(
     return calibrated, until
 
 
-@weigh_drafts.register_fake
+@fake(weigh_drafts)
 def _(
     tokens: torch.Tensor, confidence: torch.Tensor, classes: torch.Tensor, *others: object
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,17 +84,11 @@ def choose_kernel(
     tl.store(looked_up + r, better == 0)
 
 
-@torch.library.custom_op("outrider_cuda::choose", mutates_args=())
+@operator()
 def choose(
-    found: torch.Tensor,
-    found_lens: torch.Tensor,
-    found_chances: torch.Tensor,
-    drafted: torch.Tensor,
-    drafted_lens: torch.Tensor,
-    drafted_chances: torch.Tensor,
-    threshold: float,
-    ratio: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    found: torch.Tensor, found_lens: torch.Tensor, found_chances: torch.Tensor, drafted: torch.Tensor,
+    drafted_lens: torch.Tensor, drafted_chances: torch.Tensor, threshold: float, ratio: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Tokens, lens, confidence and looked_up of `LookupFirst`. R lookups have gamma tokens, R drafts at most gamma."""
     requests, gamma = found.shape
     made = _chosen(found, found_lens, found_chances)
@@ -111,7 +101,7 @@ def choose(
     return made
 
 
-@choose.register_fake
+@fake(choose)
 def _(
     found: torch.Tensor, found_lens: torch.Tensor, found_chances: torch.Tensor, *others: object
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

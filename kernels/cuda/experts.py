@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .operators import fake, operator
+
 ROWS, COLUMNS, DEPTH = 16, 64, 64
 """Rows, columns and depth of one product."""
 
@@ -38,7 +40,7 @@ def products_kernel(
         tl.store(to, sums.to(out.dtype.element_ty), mask=there[:, None] & inside[None, :])
 
 
-@torch.library.custom_op("outrider_cuda::expert_products", mutates_args=())
+@operator()
 def expert_products(
     x: torch.Tensor, weight: torch.Tensor, order: torch.Tensor, indptr: torch.Tensor, chosen: int
 ) -> torch.Tensor:
@@ -51,6 +53,6 @@ def expert_products(
     return out
 
 
-@expert_products.register_fake
+@fake(expert_products)
 def _(x: torch.Tensor, weight: torch.Tensor, order: torch.Tensor, *others: object) -> torch.Tensor:
     return x.new_empty(len(order), weight.shape[1])

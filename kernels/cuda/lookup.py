@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .operators import fake, operator
+
 POSITIONS = 1024
 """Positions of a text compared at once."""
 
@@ -85,19 +87,12 @@ def odds(agreeing, counted):
     return tl.log((agreeing.to(tl.float32) + 0.5) / ((counted - agreeing).to(tl.float32) + 0.5))
 
 
-@torch.library.custom_op("outrider_cuda::lookup", mutates_args=())
+@operator()
 def lookup(
-    history: torch.Tensor,
-    page_table: torch.Tensor,
-    rows: torch.Tensor,
-    seq_lens: torch.Tensor,
-    anchors: torch.Tensor,
-    temperatures: torch.Tensor,
-    by_length: torch.Tensor,
-    by_odds: torch.Tensor,
-    by_temperature: torch.Tensor,
-    min_match: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    history: torch.Tensor, page_table: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor,
+    anchors: torch.Tensor, temperatures: torch.Tensor, by_length: torch.Tensor, by_odds: torch.Tensor,
+    by_temperature: torch.Tensor, min_match: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Tokens [R, gamma] int64, lengths [R] int64 and confidences [R, gamma] float32, as in `NgramDrafter`."""
     requests, gamma = len(rows), by_length.shape[1]
     tokens, lens = anchors.new_empty(requests, gamma), torch.empty_like(anchors)
@@ -111,7 +106,7 @@ def lookup(
     return tokens, lens, confidence
 
 
-@lookup.register_fake
+@fake(lookup)
 def _(
     history: torch.Tensor, page_table: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor, anchors: torch.Tensor,
     temperatures: torch.Tensor, by_length: torch.Tensor, *others: object,

@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .operators import fake, operator
+
 BITS: dict[str, Any] = {"enable_fp_fusion": False}
 CHUNK = 8192
 """Columns of one program: 32 KB of float32, eight loads of 16 bytes in each of 128 threads twice over. Fixed, so that
@@ -76,7 +78,7 @@ def streams_kernel(seeds, positions, keys, count, purpose, BLOCK: tl.constexpr):
     tl.store(keys + i, mix(mix(seed + (position * 0 + purpose) * GOLDEN) + position * GOLDEN), mask=i < count)
 
 
-@torch.library.custom_op("outrider_cuda::streams", mutates_args=())
+@operator()
 def streams(seeds: torch.Tensor, positions: torch.Tensor, purpose: int) -> torch.Tensor:
     keys = torch.empty(seeds.shape, dtype=torch.int64, device=seeds.device)
     count = seeds.numel()
@@ -86,7 +88,7 @@ def streams(seeds: torch.Tensor, positions: torch.Tensor, purpose: int) -> torch
     return keys
 
 
-@streams.register_fake
+@fake(streams)
 def _(seeds: torch.Tensor, positions: torch.Tensor, purpose: int) -> torch.Tensor:
     return torch.empty(seeds.shape, dtype=torch.int64, device=seeds.device)
 
@@ -110,22 +112,22 @@ def _numbers(keys: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor
     return out
 
 
-@torch.library.custom_op("outrider_cuda::substreams", mutates_args=())
+@operator()
 def substreams(keys: torch.Tensor, count: int) -> torch.Tensor:
     return _numbers(keys, count, torch.int64)
 
 
-@substreams.register_fake
+@fake(substreams)
 def _(keys: torch.Tensor, count: int) -> torch.Tensor:
     return keys.new_empty(len(keys), count)
 
 
-@torch.library.custom_op("outrider_cuda::uniforms", mutates_args=())
+@operator()
 def uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
     return _numbers(keys, count, torch.float64)
 
 
-@uniforms.register_fake
+@fake(uniforms)
 def _(keys: torch.Tensor, count: int) -> torch.Tensor:
     return keys.new_empty(len(keys), count, dtype=torch.float64)
 
@@ -143,7 +145,7 @@ def draft_keys_kernel(
     tl.store(keys + i, tl.where(tl.load(seeded + r, mask=inside, other=0) != 0, same, own), mask=inside)
 
 
-@torch.library.custom_op("outrider_cuda::draft_keys", mutates_args=())
+@operator()
 def draft_keys(
     seeds: torch.Tensor, seeded: torch.Tensor, positions: torch.Tensor, count: int, same_purpose: int, own_purpose: int
 ) -> torch.Tensor:
@@ -154,6 +156,6 @@ def draft_keys(
     return keys
 
 
-@draft_keys.register_fake
+@fake(draft_keys)
 def _(seeds: torch.Tensor, seeded: torch.Tensor, positions: torch.Tensor, count: int, *others: int) -> torch.Tensor:
     return seeds.new_empty(len(seeds), count)

@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .operators import fake, operator
+
 PADDING_BLOCK = 256
 """Padding tokens that one program of `flatten_kernel` writes."""
 FEWEST = 64
@@ -18,28 +20,10 @@ LANES, LIST_BLOCK = 16, 1024
 
 @triton.jit(do_not_specialize=["requests", "tokens", "gamma", "request_stride", "token_stride", "page_stride"])
 def flatten_kernel(
-    anchors,
-    drafts,
-    verify_lens,
-    seq_lens,
-    page_table,
-    rows,
-    input_ids,
-    positions,
-    slots,
-    qo_indptr,
-    request,
-    step,
-    requests,
-    tokens,
-    gamma,
-    request_stride,
-    token_stride,
-    page_stride,
-    REQUESTS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    anchors, drafts, verify_lens, seq_lens, page_table, rows, input_ids, positions, slots, qo_indptr, request, step,
+    requests, tokens, gamma, request_stride, token_stride, page_stride, REQUESTS: tl.constexpr, WIDTH: tl.constexpr,
     PADDING: tl.constexpr,
-):
+):  # fmt: skip
     """Program r writes request r's tokens; programs after the last request write the padding.
 
     Each sums the lengths before it by itself (R * 8 bytes, which stay in L2), which saves a launch for a prefix
@@ -74,41 +58,22 @@ def flatten_kernel(
         tl.store(step + t, zero + (gamma + 1), mask=t < tokens)
 
 
-@torch.library.custom_op("outrider_cuda::flatten", mutates_args=())
+@operator()
 def flatten(
-    anchors: torch.Tensor,
-    drafts: torch.Tensor,
-    verify_lens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    page_table: torch.Tensor,
-    rows: torch.Tensor,
-    tokens: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    anchors: torch.Tensor, drafts: torch.Tensor, verify_lens: torch.Tensor, seq_lens: torch.Tensor,
+    page_table: torch.Tensor, rows: torch.Tensor, tokens: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     requests, gamma = drafts.shape
     found = _flattened(anchors, requests, tokens)
     flatten_kernel[(requests + triton.cdiv(tokens, PADDING_BLOCK),)](
-        anchors,
-        drafts,
-        verify_lens,
-        seq_lens,
-        page_table,
-        rows,
-        *found,
-        requests,
-        tokens,
-        gamma,
-        drafts.stride(0),
-        drafts.stride(1),
-        page_table.stride(0),
-        REQUESTS=max(FEWEST, triton.next_power_of_2(requests)),
-        WIDTH=triton.next_power_of_2(gamma + 1),
-        PADDING=PADDING_BLOCK,
-        num_warps=1 if requests <= 256 else 4,
-    )
+        anchors, drafts, verify_lens, seq_lens, page_table, rows, *found, requests, tokens, gamma, drafts.stride(0),
+        drafts.stride(1), page_table.stride(0), REQUESTS=max(FEWEST, triton.next_power_of_2(requests)),
+        WIDTH=triton.next_power_of_2(gamma + 1), PADDING=PADDING_BLOCK, num_warps=1 if requests <= 256 else 4,
+    )  # fmt: skip
     return found
 
 
-@flatten.register_fake
+@fake(flatten)
 def _(anchors: torch.Tensor, drafts: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
     return _flattened(anchors, drafts.shape[0], others[-1])
 
@@ -124,20 +89,9 @@ def _flattened(
 
 @triton.jit(do_not_specialize=["requests", "count", "width"])
 def commit_kernel(
-    accept_lens,
-    tokens,
-    seq_lens,
-    request,
-    step,
-    slots,
-    new_seq_lens,
-    bonus,
-    kept_slots,
-    requests,
-    count,
-    width,
+    accept_lens, tokens, seq_lens, request, step, slots, new_seq_lens, bonus, kept_slots, requests, count, width,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     """Element i is request i and verified token i. Reads 40 bytes a request and 32 a token, writes 16 and 8."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     accepted = tl.load(accept_lens + i, mask=i < requests, other=1)
@@ -150,7 +104,7 @@ def commit_kernel(
     tl.store(kept_slots + i, tl.where(kept, slot, 0), mask=i < count)
 
 
-@torch.library.custom_op("outrider_cuda::commit", mutates_args=())
+@operator()
 def commit(
     accept_lens: torch.Tensor,
     tokens: torch.Tensor,
@@ -162,22 +116,13 @@ def commit(
     requests, width = tokens.shape
     found = torch.empty_like(seq_lens), torch.empty_like(seq_lens), torch.empty_like(slots)
     commit_kernel[(triton.cdiv(max(requests, len(slots)), COMMIT_BLOCK),)](
-        accept_lens,
-        tokens.contiguous(),
-        seq_lens,
-        request,
-        step,
-        slots,
-        *found,
-        requests,
-        len(slots),
-        width,
+        accept_lens, tokens.contiguous(), seq_lens, request, step, slots, *found, requests, len(slots), width,
         BLOCK=COMMIT_BLOCK,
-    )
+    )  # fmt: skip
     return found
 
 
-@commit.register_fake
+@fake(commit)
 def _(
     accept_lens: torch.Tensor, tokens: torch.Tensor, seq_lens: torch.Tensor, *others: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -206,7 +151,7 @@ def cached_slots_kernel(
         tl.store(out + place, slot, mask=place < end)
 
 
-@torch.library.custom_op("outrider_cuda::cached_slots", mutates_args={"out"})
+@operator("out")
 def cached_slots(
     out: torch.Tensor, page_table: torch.Tensor, rows: torch.Tensor, begins: torch.Tensor, indptr: torch.Tensor
 ) -> None:
@@ -215,6 +160,6 @@ def cached_slots(
     )
 
 
-@cached_slots.register_fake
+@fake(cached_slots)
 def _(*arguments: torch.Tensor) -> None:
     pass

@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from .operators import fake, operator
+
 
 @triton.jit(do_not_specialize=["last"], do_not_specialize_on_alignment=["positions", "slots"])
 def rotate_kernel(
@@ -39,18 +41,11 @@ def rotate_kernel(
         tl.store(keys + (slot * KV_HEADS + head - HEADS) * DIM + i, out, mask=inside)
 
 
-@torch.library.custom_op("outrider_cuda::rotate_and_store", mutates_args={"keys", "values"})
+@operator("keys", "values")
 def rotate_and_store(
-    x: torch.Tensor,
-    table: torch.Tensor,
-    positions: torch.Tensor,
-    slots: torch.Tensor,
-    q_weight: torch.Tensor | None,
-    k_weight: torch.Tensor | None,
-    eps: float,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-) -> torch.Tensor:
+    x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, q_weight: torch.Tensor | None,
+    k_weight: torch.Tensor | None, eps: float, keys: torch.Tensor, values: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
     """Return q [N, Hq, D], normed and rotated; write the N rows' keys and values [slots, Hkv, D] at their slots [N].
 
     x: [N, (Hq + 2 Hkv) D] projected queries, keys and values; Hq may be 0. table: of `layers.Rotary`, [P, 2 D].
@@ -69,7 +64,7 @@ def rotate_and_store(
     return q
 
 
-@rotate_and_store.register_fake
+@fake(rotate_and_store)
 def _(x: torch.Tensor, table: torch.Tensor, *others: object) -> torch.Tensor:
     keys = others[5]
     assert isinstance(keys, torch.Tensor)

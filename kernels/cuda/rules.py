@@ -61,24 +61,10 @@ def heat(temperatures, request):
 
 @triton.jit(do_not_specialize=["width", "chunks"], do_not_specialize_on_alignment=["total"])
 def chunk_kernel(
-    logits,
-    request,
-    total,
-    temperatures,
-    most,
-    sums,
-    best,
-    tops,
-    width,
-    row_stride,
-    chunks,
-    HAS_REQUEST: tl.constexpr,
-    HAS_TOTAL: tl.constexpr,
-    HAS_TOPS: tl.constexpr,
-    SPAN: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    logits, request, total, temperatures, most, sums, best, tops, width, row_stride, chunks,
+    HAS_REQUEST: tl.constexpr, HAS_TOTAL: tl.constexpr, HAS_TOPS: tl.constexpr, SPAN: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Program (row, chunk): largest logit, its first token, and the sum of w relative to it; with tops the largest
     logit of each span. The only pass over all logits."""
     row, chunk = tl.program_id(0), tl.program_id(1)
@@ -236,38 +222,11 @@ def search(
 
 @triton.jit(do_not_specialize=["width", "chunks"], do_not_specialize_on_alignment=["total"])
 def rules_kernel(
-    logits,
-    request,
-    total,
-    temperatures,
-    top_ks,
-    top_ps,
-    min_ps,
-    chunk_most,
-    chunk_sums,
-    chunk_best,
-    tops,
-    spans,
-    most,
-    norm,
-    cut,
-    last,
-    best,
-    width,
-    row_stride,
-    chunks,
-    HAS_REQUEST: tl.constexpr,
-    HAS_TOTAL: tl.constexpr,
-    HAS_K: tl.constexpr,
-    HAS_P: tl.constexpr,
-    HAS_MIN: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    PIVOTS: tl.constexpr,
-    SPAN: tl.constexpr,
-    SPANS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    logits, request, total, temperatures, top_ks, top_ps, min_ps, chunk_most, chunk_sums, chunk_best, tops, spans,
+    most, norm, cut, last, best, width, row_stride, chunks, HAS_REQUEST: tl.constexpr, HAS_TOTAL: tl.constexpr,
+    HAS_K: tl.constexpr, HAS_P: tl.constexpr, HAS_MIN: tl.constexpr, CHUNKS: tl.constexpr, PIVOTS: tl.constexpr,
+    SPAN: tl.constexpr, SPANS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Program r: merges row r's chunks and, if its request filters, finds the cut.
 
     Unfiltered rows read 12 bytes a chunk. Filtered ones also 4 a span, and the spans that may hold the cut, from L2,
@@ -312,14 +271,9 @@ def rules_kernel(
 
 
 def statistics(
-    logits: torch.Tensor,
-    temperatures: torch.Tensor,
-    top_ks: torch.Tensor | None,
-    top_ps: torch.Tensor | None,
-    min_ps: torch.Tensor | None,
-    request: torch.Tensor | None = None,
-    total: torch.Tensor | None = None,
-) -> Rows:
+    logits: torch.Tensor, temperatures: torch.Tensor, top_ks: torch.Tensor | None, top_ps: torch.Tensor | None,
+    min_ps: torch.Tensor | None, request: torch.Tensor | None = None, total: torch.Tensor | None = None,
+) -> Rows:  # fmt: skip
     """Statistics of the rows of logits [T, V], each row's request by `request` [T] int64 (None: row r is request r).
 
     total: [1], on the device; rows from this one on are padding and not written; None: no padding.
@@ -343,33 +297,10 @@ def statistics(
         HAS_TOPS=filtered, SPAN=SPAN, CHUNK=CHUNK, BLOCK=BLOCK,
     )  # fmt: skip
     rules_kernel[(rows,)](
-        logits,
-        owner,
-        end,
-        temperatures,
-        *(temperatures if rule is None else rule for rule in (top_ks, top_ps, min_ps)),
-        *floats,
-        places,
-        tops,
-        spans,
-        most,
-        norm,
-        cut,
-        last,
-        best,
-        width,
-        logits.stride(0),
-        parts,
-        **given,
-        HAS_K=top_ks is not None,
-        HAS_P=top_ps is not None,
-        HAS_MIN=min_ps is not None,
-        CHUNKS=max(2, triton.next_power_of_2(parts)),
-        PIVOTS=PIVOTS,
-        SPAN=SPAN,
-        SPANS=listed,
-        CHUNK=CHUNK,
-        BLOCK=BLOCK,
-        num_warps=WARPS,
-    )
+        logits, owner, end, temperatures,
+        *(temperatures if rule is None else rule for rule in (top_ks, top_ps, min_ps)), *floats, places, tops, spans,
+        most, norm, cut, last, best, width, logits.stride(0), parts, **given, HAS_K=top_ks is not None,
+        HAS_P=top_ps is not None, HAS_MIN=min_ps is not None, CHUNKS=max(2, triton.next_power_of_2(parts)),
+        PIVOTS=PIVOTS, SPAN=SPAN, SPANS=listed, CHUNK=CHUNK, BLOCK=BLOCK, num_warps=WARPS,
+    )  # fmt: skip
     return Rows(most, norm, cut, last, best)

@@ -24,17 +24,17 @@ class Drift:
         """A draft that was measured to take `measured` seconds took `seconds`. share: the draft's part of the step's
         time, where `seconds` is the rest of a step and so has the whole step's noise; else 1."""
         ratio = max(seconds / (measured * self.plain * self.draft), 1e-3)
-        self.draft = _moved(self.draft, ratio, share)
+        # A draft may have become many times cheaper than a stale profile says.
+        self.draft = _moved(self.draft, ratio, share, least=1e-3)
 
 
-def _moved(factor: float, ratio: float, weight: float = 1.0) -> float:
-    """The factor after a step that took `ratio` times as long as predicted.
+def _moved(factor: float, ratio: float, weight: float = 1.0, least: float = 0.05) -> float:
+    """The factor after a step that took `ratio` times as long as predicted; from `least` to 4.
 
-    A step counts as at most e^0.2 times longer or shorter, so that single hiccups change little. The factor stays in
-    0.05..4: a draft may have become many times cheaper than a stale profile says.
+    A step counts as at most e^0.2 times longer or shorter, so that single hiccups change little.
     """
     surprise = min(max(math.log(ratio), -0.2), 0.2)
-    return min(max(factor * math.exp(RATE * weight * surprise), 0.05), 4.0)
+    return min(max(factor * math.exp(RATE * weight * surprise), least), 4.0)
 
 
 def running_mean(mean: float, seconds: float) -> float:

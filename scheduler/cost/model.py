@@ -71,14 +71,9 @@ class StepCost:
     # -- slow drift -----------------------------------------------------------------------------------------------
 
     def observe(
-        self,
-        requests: int,
-        tokens: int,
-        context: float,
-        drafts: float,
-        seconds: float,
+        self, requests: int, tokens: int, context: float, drafts: float, seconds: float,
         draft_seconds: float | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Learn from a step that took `seconds`, including a number of whole drafts.
 
         draft_seconds: the part of the drafts; None: unknown. Then the step's time beyond its price without drafts

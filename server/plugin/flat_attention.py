@@ -113,30 +113,19 @@ class FlatAttentionBackend(AttentionBackend):
         )
 
     def forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor | None,
-        v: torch.Tensor | None,
-        layer: Any,
-        forward_batch: Any,
-        save_kv_cache: bool = True,
-        sinks: torch.Tensor | None = None,
-        **_: Any,
-    ) -> torch.Tensor:
+        self, q: torch.Tensor, k: torch.Tensor | None, v: torch.Tensor | None, layer: Any, forward_batch: Any,
+        save_kv_cache: bool = True, sinks: torch.Tensor | None = None, **_: Any,
+    ) -> torch.Tensor:  # fmt: skip
         chunk = getattr(layer, "attention_chunk", None)
         if save_kv_cache and k is not None:
             self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
         out = flat_attention(
-            q.view(-1, layer.tp_q_head_num, layer.qk_head_dim),
-            self.token_to_kv_pool.get_key_buffer(layer.layer_id),
+            q.view(-1, layer.tp_q_head_num, layer.qk_head_dim), self.token_to_kv_pool.get_key_buffer(layer.layer_id),
             self.token_to_kv_pool.get_value_buffer(layer.layer_id),
-            self.batch if chunk is None else self.batch.chunked(chunk),
-            scale=layer.scaling,
-            causal=self.causal,
+            self.batch if chunk is None else self.batch.chunked(chunk), scale=layer.scaling, causal=self.causal,
             window=layer.sliding_window_size if layer.sliding_window_size is not None else -1,
-            logit_cap=layer.logit_cap,
-            sinks=sinks,
-        )
+            logit_cap=layer.logit_cap, sinks=sinks,
+        )  # fmt: skip
         return out.reshape(-1, layer.tp_q_head_num * layer.v_head_dim)
 
     def support_triton(self) -> bool:

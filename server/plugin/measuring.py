@@ -11,6 +11,7 @@ import numpy as np
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features, Prefilled
 from outrider.drafters.dummy import FixedDrafter
+from outrider.drafters.graphs import DraftGraphs
 from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.wrappers import Initialised
 from outrider.scheduler.baselines import VerifyAll
@@ -42,7 +43,7 @@ def begin(worker: Any) -> None:
         worker.planning.interrupt()
         vocabulary = worker.target_worker.model_config.vocab_size
         measures = {
-            "drafter": TimedDrafter(worker.drafter, vocabulary),
+            "drafter": TimedDrafter(worker.drafter, vocabulary, worker.draft.graphs),
             "planning": FixedStepPlanner(worker.planning),
         }
     setattr(worker, REPLACED, {name: getattr(worker, name) for name in measures})
@@ -55,12 +56,12 @@ def end(worker: Any) -> None:
 
 
 class TimedDrafter(FixedDrafter):
-    """Runs a drafter's model for all requests, without prompt lookup, but drafts other tokens. On a GPU every other
-    step runs without the model: the difference is the time of a draft."""
+    """Runs a drafter's model for all requests, but drafts other tokens: by `graphs`, if there are any, with prompt
+    lookup, else without. On a GPU every other step runs without: the difference is the time of a draft."""
 
-    def __init__(self, served: Drafter, vocabulary: int):
+    def __init__(self, served: Drafter, vocabulary: int, graphs: DraftGraphs | None = None):
         super().__init__(served.gamma, vocabulary)
-        self.asked = 0
+        self.asked, self.graphs = 0, graphs
         self.served = self.model = served
         self.target_layers, self.reads_output = served.target_layers, served.reads_output
         while isinstance(self.model, LookupFirst | Initialised):
@@ -76,7 +77,9 @@ class TimedDrafter(FixedDrafter):
         self.asked += 1
         if not batch.anchors.is_cpu and self.asked % 2:
             return super().propose(batch)
-        return replace(super().propose(batch), drafting=self.model.propose(batch).drafting)
+        by_graph = self.graphs is not None and self.graphs.fits(len(batch.anchors), batch.page_table)
+        draft = self.graphs.propose(batch) if self.graphs and by_graph else self.model.propose(batch)
+        return replace(super().propose(batch), drafting=draft.drafting)
 
 
 class FixedStepPlanner(StepPlanner):

@@ -25,14 +25,9 @@ FLAGS = {
 }
 """Settings of SGLang's that decide batches, and their flags here."""
 SGLANGS = (
-    "attention_backend",
-    "page_size",
-    "kv_cache_dtype",
-    "schedule_policy",
-    "schedule_conservativeness",
-    "mem_fraction_static",
-    "quantization",
-)
+    "attention_backend", "page_size", "kv_cache_dtype", "schedule_policy", "schedule_conservativeness",
+    "mem_fraction_static", "quantization",
+)  # fmt: skip
 """More settings, which are flags of SGLang's."""
 
 

@@ -1,6 +1,6 @@
 """Drafting by graphs; a replay runs the captured function again on the same buffers."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -8,9 +8,9 @@ from margins import assert_near
 from tiny_drafters import CONFIGS, PATHS, TERMS, make_drafter
 
 from outrider.drafters.base import DraftBatch
-from outrider.drafters.block.graphs import DraftGraphs
+from outrider.drafters.graphs import DraftGraphs
 from outrider.kernels.cuda import native as cuda
-from outrider.kernels.noise import Purpose, streams
+from outrider.kernels.noise import draft_keys
 
 SIZES, REQUESTS, CONTEXT = (1, 2, 4, 7), 7, 32
 
@@ -20,9 +20,10 @@ def record(forward):
     made = forward()
 
     def replay():
-        for ours, new in zip(made, forward(), strict=True):
-            if ours is not None:
-                ours.copy_(new)
+        new = forward()
+        for each in fields(made):
+            if isinstance(ours := getattr(made, each.name), torch.Tensor):
+                ours.copy_(getattr(new, each.name))
 
     return replay, made
 
@@ -39,21 +40,24 @@ def drafter(request):
 
 
 def batch_of(count: int, table: torch.Tensor, gamma: int, kinds: torch.Tensor, *names: str) -> DraftBatch:
-    """Greedy and sampled requests with these rules; keys for longer drafts, as with a lookup."""
+    """Greedy and sampled requests with these rules, some of them seeded; keys for longer drafts, as with a lookup."""
     filters = {
         "top_ks": torch.randint(1, 9, (count,)),
         "top_ps": torch.rand(count),
         "min_ps": torch.rand(count) / 2,
         "decided": ~kinds | (torch.rand(count) < 0.3),
     }
-    seeds, wide = torch.randint(1 << 40, (count, 1)).expand(-1, gamma + 2), torch.arange(gamma + 2)
+    seeds, seeded = torch.randint(1 << 40, (count,)), torch.rand(count) < 0.4
+    seq_lens = torch.randint(1, CONTEXT - 8, (count,))
     return DraftBatch(
         anchors=torch.randint(96, (count,)),
-        seq_lens=torch.randint(1, CONTEXT - 8, (count,)),
+        seq_lens=seq_lens,
         page_table=table,
         rows=1 + torch.randperm(REQUESTS)[:count],
         temperatures=torch.where(kinds, 0.8, 0.0),
-        keys=streams(seeds.contiguous(), wide.expand(count, -1).contiguous(), Purpose.TOKEN),
+        keys=draft_keys(seeds, seeded, seq_lens, gamma + 2),
+        seeds=seeds,
+        seeded=seeded,
         wants_probs="decided" in names,
         **{name: filters[name] for name in names},
     )
@@ -63,10 +67,15 @@ def room_of(drafter) -> torch.Tensor:
     return torch.full((REQUESTS, drafter.gamma, drafter.model.config.logit_size), torch.nan)
 
 
+def graphs_of(drafter, table: torch.Tensor) -> DraftGraphs:
+    """Graphs of what the drafter does on a GPU."""
+    return DraftGraphs(drafter._propose_each, SIZES, table, drafter.gamma + 2, room_of(drafter), record)
+
+
 def test_a_replay_gives_the_drafters_drafts(drafter):
     table = torch.zeros(REQUESTS + 1, CONTEXT, dtype=torch.int32)
     table[1:] = 1 + torch.randperm(REQUESTS * CONTEXT).view(-1, CONTEXT)
-    graphs = DraftGraphs(drafter._propose, SIZES, table, drafter.gamma, room_of(drafter), record)
+    graphs = graphs_of(drafter, table)
     kinds = [(), ("decided",), ("top_ks", "top_ps", "decided"), ("top_ps",), ("top_ks", "min_ps", "decided")]
     for step, count in enumerate((7, 1, 3, 2, 5, 1, 4, 6)):  # leftovers of a larger batch must not matter
         batch = batch_of(count, table, drafter.gamma, torch.rand(count) < 0.7, *kinds[step % len(kinds)])
@@ -75,36 +84,39 @@ def test_a_replay_gives_the_drafters_drafts(drafter):
         after = [pool.clone() for pair in drafter.pools for pool in pair]
         for pool, old in zip((pool for pair in drafter.pools for pool in pair), before, strict=True):
             pool.copy_(old)
-        assert graphs.fits(batch)
-        replayed = graphs.propose(batch)
-        assert torch.equal(replayed[0], tokens)
-        assert (replayed[1] is None) == (not batch.wants_probs)
-        if replayed[1] is not None and probs is not None:
-            assert_near(replayed[1][:count][~batch.decided], probs[~batch.decided], TERMS)
-        assert_near(replayed[2], confidence, TERMS)
+        assert graphs.fits(count, table)
+        masked = step % 3 == 1
+        mask = torch.rand(count) < 0.5 if masked else torch.ones(count, dtype=torch.bool)
+        replayed = graphs.propose(replace(batch, keys=batch.keys[:0], draft_mask=mask if masked else None))
+        assert torch.equal(replayed.tokens, tokens)
+        assert torch.equal(replayed.lens, mask * drafter.gamma)
+        assert replayed.drafting == count
+        assert (replayed.probs is None) == (not batch.wants_probs)
+        if replayed.probs is not None and probs is not None:
+            assert_near(replayed.probs[:count][~batch.decided], probs[~batch.decided], TERMS)
+        assert_near(replayed.confidence, confidence, TERMS)
         for pool, wanted in zip((pool for pair in drafter.pools for pool in pair), after, strict=True):
             assert_near(pool[1:], wanted[1:], TERMS)
 
 
 def test_rules_are_copied_only_when_their_tensors_change(drafter):
     table = 1 + torch.randperm((REQUESTS + 1) * CONTEXT).view(-1, CONTEXT).int() % (REQUESTS * CONTEXT)
-    graphs = DraftGraphs(drafter._propose, SIZES, table, drafter.gamma, room_of(drafter), record)
+    graphs = graphs_of(drafter, table)
     batch = batch_of(3, table, drafter.gamma, torch.ones(3, dtype=torch.bool), "top_ks", "decided")
     one = replace(batch, top_ks=torch.ones(3, dtype=torch.int64))
     greedy = drafter._propose(replace(one, temperatures=torch.zeros(3), all_greedy=True))[0]
     for given, expected in ((batch, drafter._propose(batch)[0]), (one, greedy), (one, greedy)):
-        assert torch.equal(graphs.propose(given)[0], expected)
+        assert torch.equal(graphs.propose(given).tokens, expected)
     one.top_ks.fill_(1 << 30)  # the change shows if rules are read again
-    assert torch.equal(graphs.propose(one)[0], greedy)
+    assert torch.equal(graphs.propose(one).tokens, greedy)
 
 
-def test_batches_without_a_graph_are_drafted_directly(drafter):
+def test_batches_without_a_graph_do_not_fit(drafter):
     table = torch.zeros(REQUESTS + 2, CONTEXT, dtype=torch.int32)
-    graphs = DraftGraphs(drafter._propose, SIZES, table, drafter.gamma, room_of(drafter), record)
-    plain = batch_of(3, table, drafter.gamma, torch.ones(3, dtype=torch.bool))
-    assert graphs.fits(plain)
-    assert not graphs.fits(replace(plain, anchors=torch.zeros(8, dtype=torch.int64)))
-    assert not graphs.fits(replace(plain, page_table=table.clone()))
+    graphs = graphs_of(drafter, table)
+    assert graphs.fits(REQUESTS, table)
+    assert not graphs.fits(REQUESTS + 1, table)
+    assert not graphs.fits(3, table.clone())
 
 
 @pytest.mark.parametrize("dim", [80, 96, 256, 512])
@@ -116,5 +128,3 @@ def test_on_a_gpu_heads_of_any_published_size_are_drafted_by_graphs(dim, monkeyp
 
 def test_on_a_cpu_no_graph_is_captured(drafter):
     assert drafter.reserve_probs(SIZES[-1]) is None
-    drafter.capture(SIZES, torch.zeros(2, CONTEXT, dtype=torch.int32))
-    assert drafter.graphs is None

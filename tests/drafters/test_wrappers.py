@@ -22,7 +22,6 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "allocate": (8,),
     "slot_state": (),
     "reserve_probs": (4,),
-    "capture": ((1, 2), TABLE),
     "observe": (FEATURES,),
     "prefilled": (Prefilled(TABLE, ROWS, ROWS + 1, [1], 1),),
     "propose": (BATCH,),

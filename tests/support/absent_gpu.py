@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch._library.custom_ops import OPDEFS
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,6 +19,8 @@ from torch.utils.backend_registration import _DummyBackendModule, _setup_private
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction, _triton_jit_function_registry
+
+from outrider.kernels.cuda.operators import FUNCTIONS, NAMESPACE
 
 NAME = "absent"
 
@@ -125,9 +126,9 @@ class Copies(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, name = kwargs or {}, str(func)
-        if name.startswith("outrider_cuda."):
+        if func.namespace == NAMESPACE:
             with self:
-                return OPDEFS[func._schema.name]._init_fn(*args, **kwargs)
+                return FUNCTIONS[func._schema.name](*args, **kwargs)
         out = func(*args, **kwargs)
         given, made = [*_tensors((*args, *kwargs.values()))], [*_tensors((out,))]
         devices = {leaf.device.type for leaf in (*given, *made) if leaf.dim() or leaf.device.type != "cpu"}

@@ -206,10 +206,13 @@ class Enumeration:
                 all_decided=sampling.all_decided,
                 all_greedy=sampling.all_greedy,
                 rules=sampling.rules,
+                seeds=sampling.seeds,
+                seeded=sampling.seeded,
             )
             if self.model is not None:
                 self.model.drawn = {}
-            scheduled = SimpleNamespace(reqs=[SimpleNamespace(grammar=self.grammar(text)) for text in mine])
+            reqs = [SimpleNamespace(grammar=self.grammar(text), output_ids=[*text]) for text in mine]
+            scheduled = SimpleNamespace(reqs=reqs)
             batch = StepBatch(scheduled, torch.from_numpy(rows), seq_lens, anchors, self.page_table)
             batch.sampling = given
             draft, _ = self.draft(self.drafter, batch, step)
@@ -247,8 +250,12 @@ def verified(texts: Sequence[Text], drawn: Drawn) -> list[Verified]:
     lens = drawn.admission.verify_lens.tolist()
     for place, row in enumerate(drawn.admission.step.view.rows.tolist()):
         n = lens[place]
-        q = None if draft.probs is None else tuple(map(tuple, draft.probs[place, :n].tolist()))
-        outcomes.append(Verified(texts[row], tuple(draft.tokens[place, :n].tolist()), q, row))
+        tokens = draft.tokens[place, :n]
+        q = None if draft.probs is None else draft.probs[place, :n]
+        if q is not None and draft.points is not None and bool(draft.points[place]):
+            q = torch.nn.functional.one_hot(tokens, draft.probs.shape[2]).to(draft.probs)
+        rows = None if q is None else tuple(map(tuple, q.tolist()))
+        outcomes.append(Verified(texts[row], tuple(tokens.tolist()), rows, row))
     return outcomes
 
 

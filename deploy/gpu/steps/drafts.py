@@ -11,6 +11,7 @@ from outrider.drafters.base import DraftBatch
 from outrider.drafters.block.config import BlockConfig
 from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.block.model import BlockModel
+from outrider.drafters.graphs import DraftGraphs
 from outrider.drafters.ngram import NgramDrafter
 from outrider.kernels.acceptance import Verification, accept_logits
 from outrider.kernels.noise import Purpose, streams, uniforms
@@ -28,17 +29,13 @@ def batch_of(requests: int, table: torch.Tensor, longest: int, gamma: int) -> Dr
     """Return greedy requests, each with `longest` tokens in the cache."""
     numbers = torch.arange(requests, device=DEVICE)
     return DraftBatch(
-        anchors=numbers + 5,
-        seq_lens=torch.full_like(numbers, longest),
-        page_table=table,
-        rows=numbers + 1,
+        anchors=numbers + 5, seq_lens=torch.full_like(numbers, longest), page_table=table, rows=numbers + 1,
         temperatures=torch.zeros(requests, device=DEVICE),
-        keys=torch.randint(1 << 60, (requests, gamma), device=DEVICE),
-        decided=torch.ones(requests, dtype=torch.bool, device=DEVICE),
-        wants_probs=False,
-        all_greedy=True,
+        keys=torch.randint(1 << 60, (requests, gamma), device=DEVICE), seeds=numbers,
+        seeded=torch.zeros(requests, dtype=torch.bool, device=DEVICE),
+        decided=torch.ones(requests, dtype=torch.bool, device=DEVICE), wants_probs=False, all_greedy=True,
         longest=1 << longest.bit_length(),
-    )
+    )  # fmt: skip
 
 
 def pages(requests: int, each: int) -> torch.Tensor:
@@ -67,11 +64,11 @@ def drafting() -> dict[str, Any]:
     for count, batch in batches.items():
         results[f"eager, {count}"] = timed(partial(made.propose, batch), 50)
     if DEVICE == "cuda":
-        made.reserve_probs(max(REQUESTS))
-        made.capture(REQUESTS, table)
+        room = made.reserve_probs(max(REQUESTS))[0]
+        graphs = DraftGraphs(made.propose, REQUESTS, table, made.gamma, room)
         for count, batch in batches.items():
-            results[f"graph, {count}"] = timed(partial(made.propose, batch), 100)
-            replay = made.graphs._graphs[count][0]
+            results[f"graph, {count}"] = timed(partial(graphs.propose, batch), 100)
+            replay = graphs._graphs[count][0]
             results[f"replay alone, {count}"] = timed(replay, 100)
     return results
 

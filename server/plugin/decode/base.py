@@ -11,7 +11,7 @@ from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 
 from outrider.drafters.base import Drafter
 
-from ..attention_backends import captured_sizes, check_taken
+from ..attention_backends import check_taken
 from ..config import PluginConfig
 from ..cpu.free_memory import give_back_free_memory
 from ..slot_pool import SlotPool
@@ -77,11 +77,13 @@ class TargetWorker(BaseSpecWorker):
     def init_cuda_graphs(self) -> None:
         """SGLang calls it when the target's are captured."""
         runner, table = self._target_worker.model_runner, self.page_table
-        if self.drafter is not None and (sizes := captured_sizes(runner)):
-            self.drafter.capture(sizes, table)
+        self._capture_drafts()
         if not table.is_cpu:
             shape = self.req_to_token_pool.size, table, runner.model_config.vocab_size, self.width - 1
             warm_up.run_all(warm_up.Shapes(*shape, self.config.by_block), self.drafter)
+
+    def _capture_drafts(self) -> None:
+        """Capture graphs of drafts, on the rank that drafts."""
 
     def forward_batch_generation(
         self, batch: Any, on_publish: Publish = None, grammar_barrier: Callable[[], None] | None = None, **_: Any
@@ -114,13 +116,9 @@ class TargetWorker(BaseSpecWorker):
             write_step_logprobs(verified.logits_output, batch.scheduled, batch.flat, accepted.tokens)
         batch.scheduled.forward_mode = ForwardMode.DECODE
         result = (HostResult if accepted.tokens.is_cpu else GenerationBatchResult)(
-            logits_output=verified.logits_output,
-            next_token_ids=accepted.tokens.flatten(),
-            accept_lens=accepted.lens,
-            new_seq_lens=accepted.seq_lens,
-            can_run_cuda_graph=verified.can_run_cuda_graph,
-            next_draft_input=StepState(accepted.anchors, accepted.seq_lens),
-            speculative_num_draft_tokens=self.width,
-        )
+            logits_output=verified.logits_output, next_token_ids=accepted.tokens.flatten(), accept_lens=accepted.lens,
+            new_seq_lens=accepted.seq_lens, can_run_cuda_graph=verified.can_run_cuda_graph,
+            next_draft_input=StepState(accepted.anchors, accepted.seq_lens), speculative_num_draft_tokens=self.width,
+        )  # fmt: skip
         result.cap_lens = verified.cap_lens
         return result

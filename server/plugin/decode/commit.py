@@ -57,14 +57,9 @@ class CommitStage:
         output.hidden_states = None
 
     def observe(
-        self,
-        drafter: Drafter | None,
-        hidden: torch.Tensor | None,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        sets: torch.Tensor | None = None,
-    ) -> None:
+        self, drafter: Drafter | None, hidden: torch.Tensor | None, tokens: torch.Tensor, positions: torch.Tensor,
+        slots: torch.Tensor, sets: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
         self.rules.history.write(slots, tokens)
         if drafter is not None:
             features = Features(hidden, tokens, positions, slots, sets)

@@ -15,14 +15,9 @@ if TYPE_CHECKING:
 
 
 def flatten(
-    anchors: torch.Tensor,
-    draft_tokens: torch.Tensor,
-    verify_lens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    page_table: torch.Tensor,
-    rows: torch.Tensor,
-    bucket: int | None = None,
-) -> FlatVerify:
+    anchors: torch.Tensor, draft_tokens: torch.Tensor, verify_lens: torch.Tensor, seq_lens: torch.Tensor,
+    page_table: torch.Tensor, rows: torch.Tensor, bucket: int | None = None,
+) -> FlatVerify:  # fmt: skip
     """Lay out anchors [R] and the first verify_lens [R] of draft_tokens [R, gamma] as one batch, of `bucket` tokens.
     Without a bucket it has no padding, and the host waits for the device, which knows the lengths."""
     batch = anchors, draft_tokens, verify_lens, seq_lens, page_table, rows

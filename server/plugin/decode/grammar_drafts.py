@@ -7,43 +7,59 @@ from typing import Any
 import torch
 
 from outrider.drafters.base import Draft, ForcedTokens
+from outrider.drafters.forced_first import forced_instead
+from outrider.kernels.upload import upload_together
 
 from ..grammars.backend import BoundedGrammar, followed
 from .boundary import Boundary
+from .sampling import on_host
 
 
 class GrammarDrafts:
     """Drafts of one step. reqs: SGLang's requests. anchors: [R] int64, the last tokens of their answers.
 
-    On a GPU the host does not know the anchors yet, so no drafts follow a grammar there.
+    If any request has a grammar, SGLang reads the results of a step before it begins the next one
+    (`grammar_needs_sync`), so the grammars have read the anchors, on a GPU too. There the host does not know the
+    drafts, so forced tokens take their place, and grammars neither cut nor continue them.
     """
 
     def __init__(self, reqs: Sequence[Any], anchors: torch.Tensor, optional: Boundary):
         self.reqs, self.anchors, self.optional = reqs, anchors, optional
-        self.there = anchors.is_cpu and any(req.grammar is not None for req in reqs)
+        self.there, self.on_host = any(req.grammar is not None for req in reqs), on_host(anchors)
+        self._instead: ForcedTokens | None = None
 
     def forced(self, gamma: int) -> ForcedTokens | None:
-        """Return up to `gamma` tokens that each grammar forces; None if no grammar forces any."""
-        return self.optional.run("grammars", None, self._forced, gamma) if self.there else None
+        """Find up to `gamma` tokens that each grammar forces. Return them for the drafter; None if no grammar forces
+        any, and on a GPU, where `follow` inserts them."""
+        found = self.optional.run("grammars", None, self._forced, gamma) if self.there else None
+        if found is None or self.on_host:
+            return found
+        arrays = found.tokens.numpy(), found.lens.numpy(), found.confidence.numpy()
+        self._instead = ForcedTokens(*upload_together(arrays, self.anchors.device))
+        return None
 
     def follow(self, draft: Draft, decided: torch.Tensor) -> Draft:
-        """Cut the draft before the first token that a grammar refuses and append the tokens that it forces.
+        """Cut the draft before the first token that a grammar refuses and append the tokens that it forces. On a GPU
+        insert the tokens of `forced`.
 
         decided: [R] bool, greedy and seeded requests. Other drafts are drawn from q, so a cut that depends on
         the token would change the distribution.
         """
+        if not self.on_host:
+            return draft if self._instead is None else forced_instead(draft, self._instead)
         return self.optional.run("grammars", draft, self._follow, draft, decided) if self.there else draft
 
     def _grammars(self) -> Iterator[tuple[int, BoundedGrammar]]:
         """Yield place and grammar of each request that has a grammar and does not think first."""
-        for place, (req, anchor) in enumerate(zip(self.reqs, self.anchors.tolist(), strict=True)):
+        anchors = self.anchors.tolist() if self.on_host else [(req.output_ids or [None])[-1] for req in self.reqs]
+        for place, (req, anchor) in enumerate(zip(self.reqs, anchors, strict=True)):
             grammar = followed(req.grammar)
             if isinstance(grammar, BoundedGrammar) and grammar.accepted_tokens[-1:] == [anchor] and grammar.drafts:
                 yield place, grammar
 
     def _forced(self, gamma: int) -> ForcedTokens | None:
         tokens = torch.zeros(len(self.reqs), gamma, dtype=torch.int64)
-        lens, confidence = torch.zeros_like(self.anchors), torch.zeros(len(self.reqs), gamma)
+        lens, confidence = torch.zeros(len(self.reqs), dtype=torch.int64), torch.zeros(len(self.reqs), gamma)
         for place, grammar in self._grammars():
             with grammar.forced.budget:
                 forced = grammar.forced.tokens(grammar.matcher, grammar.accepted_tokens, gamma)

@@ -73,10 +73,15 @@ class LeaderWorker(TargetWorker):
         if buckets is not None and buckets.graphs:
             sizes = captured_sizes(runner)
             room = None if drafter is None or not sizes else drafter.reserve_probs(sizes[-1])
+            self.draft.room = None if room is None else room[0]
             observe = partial(self.commit.observe, drafter)
             tail = VerifyTail(buckets, observe, self.device, room, by_block=self.config.by_block)
             runner.capture_tail_hooks.append(tail.capture)
         self.accept = AcceptStage(runner, rules, self.requests, tail)
+
+    def _capture_drafts(self) -> None:
+        if self.drafter is not None:
+            self.draft.capture(self.drafter, captured_sizes(self._target_worker.model_runner), self.page_table)
 
     def admit(self, scheduled: Any) -> np.ndarray:
         """Read the options of a batch's requests before they decode; return their rows [R]."""

@@ -68,18 +68,9 @@ class LogitRules:
         apply_rules(logits, batch.reqs, batch.sampling_info, context)
 
     def verified(
-        self,
-        batch: Any,
-        logits_output: Any,
-        flat: FlatVerify,
-        anchors: torch.Tensor,
-        draft: torch.Tensor,
-        seq_lens: torch.Tensor,
-        *,
-        longest: int,
-        exact: bool,
-        barrier: Callable[[], None] | None,
-    ) -> torch.Tensor:
+        self, batch: Any, logits_output: Any, flat: FlatVerify, anchors: torch.Tensor, draft: torch.Tensor,
+        seq_lens: torch.Tensor, *, longest: int, exact: bool, barrier: Callable[[], None] | None,
+    ) -> torch.Tensor:  # fmt: skip
         """Logits [B, V] of a verification after the rules; they become those of `logits_output`.
 
         draft: [R, gamma] int64, the drafted tokens. longest: the host's upper bound of seq_lens. exact: return

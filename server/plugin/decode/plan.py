@@ -49,18 +49,10 @@ class StepPlanner:
     """
 
     def __init__(
-        self,
-        planner: Planner,
-        calibration: CalibrationTable | None,
-        requests: RequestTable,
-        metrics: SpeculationMetrics,
-        device: Any,
-        buckets: TokenBuckets | None = None,
-        block: int | None = None,
-        draft_sizes: Sequence[int] = (),
-        corrects: bool = False,
-        parts: OptionalParts | None = None,
-    ):
+        self, planner: Planner, calibration: CalibrationTable | None, requests: RequestTable,
+        metrics: SpeculationMetrics, device: Any, buckets: TokenBuckets | None = None, block: int | None = None,
+        draft_sizes: Sequence[int] = (), corrects: bool = False, parts: OptionalParts | None = None,
+    ):  # fmt: skip
         self.buckets, self.block, self.draft_sizes = buckets, block, draft_sizes
         self.requests = requests
         self.view: Callable[[Entries, np.ndarray, int], StepView] = requests.view

@@ -46,14 +46,9 @@ class Sampling:
 
     @classmethod
     def of(
-        cls,
-        info: Any,
-        seeds: torch.Tensor,
-        seeded: torch.Tensor,
-        kinds: tuple[bool, bool] | None = None,
-        *,
+        cls, info: Any, seeds: torch.Tensor, seeded: torch.Tensor, kinds: tuple[bool, bool] | None = None, *,
         by_block: bool = True,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """info: SGLang's; it marks a greedy request by top_k = 1. seeds [R], seeded [R] bool: see `RequestTable`.
 
         kinds: `RequestTable.kinds`; None: read from the device, with a wait. by_block: as in `Verification`.

@@ -38,14 +38,9 @@ class VerifyTail:
     """
 
     def __init__(
-        self,
-        buckets: TokenBuckets,
-        observe: Observe,
-        device: Any,
-        room: tuple[torch.Tensor, torch.Tensor | None] | None = None,
-        *,
-        by_block: bool = True,
-    ):
+        self, buckets: TokenBuckets, observe: Observe, device: Any,
+        room: tuple[torch.Tensor, torch.Tensor | None] | None = None, *, by_block: bool = True,
+    ):  # fmt: skip
         tokens = buckets.graphs[-1]
         slots = buckets.slots(tokens)
         self._buckets, self._observe, self._by_block = buckets, observe, by_block

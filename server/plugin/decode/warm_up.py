@@ -88,10 +88,9 @@ def drafts(requests: int, sampling: Sampling, shapes: Shapes, drafter: Drafter |
     if drafter is None:
         return
     nothing = torch.zeros(requests, dtype=torch.int64, device=shapes.page_table.device)
-    table = shapes.page_table[:]  # same memory, another tensor: keeps draft graphs off
     batch = DraftBatch(
-        nothing, nothing, table, nothing, keys=sampling.draft_keys(nothing, shapes.gamma),
+        nothing, nothing, shapes.page_table, nothing, keys=sampling.draft_keys(nothing, shapes.gamma),
         wants_probs=not sampling.all_decided, decided=sampling.decided, all_greedy=sampling.all_greedy,
-        answer_lens=nothing, longest=table.shape[1], **sampling.rules._asdict(),
+        answer_lens=nothing, longest=shapes.page_table.shape[1], **sampling.rules._asdict(),
     )  # fmt: skip
     yield drafter.propose(batch)

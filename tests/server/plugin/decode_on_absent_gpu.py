@@ -25,8 +25,8 @@ from tiny_eagle import AUTHORS, DRAFTED, LAYER_IDS
 from tiny_mtp import LAYOUTS as MTP_LAYOUTS
 from tiny_mtp import SHAPE
 
+from outrider.drafters import graphs
 from outrider.drafters.base import Drafter
-from outrider.drafters.block import graphs
 from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.block.model import BlockModel
 from outrider.drafters.chain.drafter import ChainDrafter
@@ -204,7 +204,7 @@ def make_worker(
         worker._set_up_stages(runner, SlotTokens(SLOTS, device))
     if sizes:
         with mock.patch.object(graphs, "GraphRecorder", return_value=record):
-            worker.drafter.capture(sizes, worker.page_table)
+            worker.draft.capture(worker.drafter, sizes, worker.page_table)
     else:
         worker.accept.tail = None
     return worker

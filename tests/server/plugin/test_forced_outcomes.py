@@ -18,6 +18,7 @@ from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.slot_tokens import SlotTokens
 from outrider.scheduler.baselines import Threshold, VerifyAll
 from outrider.scheduler.contract import Planner
+from outrider.server.plugin.decode import grammar_drafts
 from outrider.server.plugin.decode.grammar_drafts import GrammarDrafts
 from outrider.server.plugin.decode.logit_rules import LogitRules
 from outrider.server.plugin.grammars.backend import BoundedGrammar
@@ -160,6 +161,15 @@ def test_answers_have_the_targets_distribution(kind: Kind, planner: Callable[[],
     assert off_by(kind, found) < EXACT
     assert found.looked_up > 0.3
     assert found.modelled > 0.3
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_on_a_gpu_forced_tokens_take_the_place_of_drafts(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host does not know the drafts there."""
+    monkeypatch.setattr(grammar_drafts, "on_host", lambda tensor: False)
+    found = said(kind, VerifyAll())
+    assert off_by(kind, found) < EXACT
+    assert found.looked_up > 0.3
 
 
 def test_forced_text_that_is_not_verified_is_detected() -> None:

@@ -34,7 +34,10 @@ class Model(Drafter):
 
 def worker_of(planning, drafter):
     target = SimpleNamespace(model_config=SimpleNamespace(vocab_size=97))
-    return SimpleNamespace(drafter=drafter, planning=planning, target_worker=target, optional=planning.optional)
+    return SimpleNamespace(
+        drafter=drafter, planning=planning, target_worker=target, optional=planning.optional,
+        draft=SimpleNamespace(graphs=None),
+    )  # fmt: skip
 
 
 def test_the_model_drafts_for_all_and_other_tokens_are_verified(make):
