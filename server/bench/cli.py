@@ -14,7 +14,6 @@ COMMANDS = {
     "load": ("outrider.server.bench.load.cli", "throughput and latency under load, of servers or arm by arm"),
     "drafters": ("outrider.server.bench.drafters", "accepted length of drafter folders, without a server"),
     "micro": ("outrider.server.bench.micro.cli", "time of a part: steps"),
-    "report": ("outrider.server.bench.report", "write docs/performance.md from profiles/results"),
 }
 # former name: the command that replaces it
 MOVED = {
@@ -30,4 +29,5 @@ MOVED = {
     "learn": "`python tests/measure/learning.py` in a checkout",
     "quality": "`python tests/measure/rounding.py` in a checkout",
     "scores": "`python tests/measure/scores.py` in a checkout",
+    "report": "`make performance` in a checkout",
 }
