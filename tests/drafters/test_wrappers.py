@@ -9,15 +9,13 @@ from outrider.drafters.base import Draft, DraftBatch, Drafter, Features, Prefill
 from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.weight_sets import WeightSets
-from outrider.drafters.wrappers import DeferredObserve, Initialised, Wrapper
+from outrider.drafters.wrappers import DeferredObserve, Wrapper
 
 TABLE, ROWS = torch.zeros(2, 8, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
 ATTRIBUTES = [*Drafter.__annotations__]
 METHODS = [name for name in vars(Drafter) if not name.startswith("_") and name not in ATTRIBUTES]
 FEATURES = Features(torch.zeros(1, 4), ROWS, ROWS, ROWS)
-BATCH = DraftBatch(
-    ROWS, ROWS + 1, TABLE, ROWS, torch.zeros(1), torch.zeros(1, 4, dtype=torch.int64), answer_lens=ROWS + 9
-)
+BATCH = DraftBatch(ROWS, ROWS + 1, TABLE, ROWS, torch.zeros(1), torch.zeros(1, 4, dtype=torch.int64))
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "allocate": (8,),
     "slot_state": (),
@@ -63,7 +61,6 @@ for method in METHODS:
 MAKERS = {
     Wrapper: type("Plain", (Wrapper,), {"propose": lambda self, batch: self.model.propose(batch)}),
     DeferredObserve: DeferredObserve,
-    Initialised: lambda model: Initialised(model, 3),
     LookupFirst: lambda model: LookupFirst(NgramDrafter(4), model, expected_run_length=1.0),
     WeightSets: WeightSets,
 }
