@@ -140,8 +140,7 @@ lint: $(PROJECT) $(DEV) ## Check style, types, plain English and the budget of l
 format: $(PROJECT) $(DEV) ## Format the code, write the tables in server/README anew
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
-	@$(BIN)/python -m outrider.server.settings.flags server/README.md
-	@$(BIN)/python -m outrider.server.model.families server/README.md
+	@$(BIN)/python tests/support/readme_tables.py
 
 .PHONY: clean
 clean: ## Remove .venv and caches of tools (the prepared model in the user's cache stays)
