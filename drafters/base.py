@@ -111,6 +111,7 @@ class DraftBatch:
         allocates.
     all_greedy: whether all requests are greedy, where the host knows; None: read `temperatures`, which waits for a
         device.
+    answer_lens: [R] int64, tokens of each answer so far, including the anchor; None: not known.
     longest: an upper bound of seq_lens + 1, where the host knows one; None: read `seq_lens`, which waits for a device.
         Shapes depend on it, so it stays the same for many steps.
     sets: [R] int64, number of each request's weight set, see `Drafter.reload`; None: 0, the set loaded at the start.
@@ -133,6 +134,7 @@ class DraftBatch:
     decided: torch.Tensor | None = None
     probs_room: torch.Tensor | None = None
     all_greedy: bool | None = None
+    answer_lens: torch.Tensor | None = None
     longest: int | None = None
     sets: torch.Tensor | None = None
     corpora: torch.Tensor | None = None
@@ -150,6 +152,7 @@ class DraftBatch:
             seq_lens=self.seq_lens[requests],
             rows=self.rows[requests],
             keys=self.keys[requests],
+            answer_lens=None if self.answer_lens is None else self.answer_lens[requests],
             sets=None if self.sets is None else self.sets[requests],
             corpora=None if self.corpora is None else self.corpora[requests],
             draft_mask=None,

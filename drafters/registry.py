@@ -146,6 +146,7 @@ def make(
     checkpoint: str = "",
     lookup_gamma: int = 0,
     denoising_steps: int = 0,
+    initial_tokens: int = 0,
     several_sets: bool = False,
     deferred: bool = True,
     corpora: Corpora | None = None,
@@ -156,6 +157,7 @@ def make(
     lookup_gamma: draft tokens of the prompt lookup that replaces such a drafter where the text repeats itself; 0: no
         lookup.
     denoising_steps: for a drafter that denoises; 0: its default.
+    initial_tokens: the first tokens of each answer, for which no model drafts.
     several_sets: requests may have weight sets of their own (`weight_sets.py`); on a CPU.
     deferred: it may postpone `observe` until it drafts; False: at once, because its state is also read from outside.
     corpora: other texts for prompt lookup; on a CPU with compiled kernels.
@@ -175,7 +177,7 @@ def make(
 
     from .lookup_first import LookupFirst
     from .ngram import NgramDrafter
-    from .wrappers import DeferredObserve
+    from .wrappers import DeferredObserve, Initialised
 
     if several_sets:
         from .block.drafter import BlockDrafter
@@ -186,6 +188,8 @@ def make(
         drafter = WeightSets(drafter)
     if deferred and (drafter.target_layers or drafter.reads_output) and str(target.device).startswith("cpu"):
         drafter = DeferredObserve(drafter)
+    if initial_tokens:
+        drafter = Initialised(drafter, initial_tokens)
     if not lookup_gamma:
         return drafter
     lookup = NgramDrafter(lookup_gamma, device=target.device, corpora=corpora)

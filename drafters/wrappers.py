@@ -1,6 +1,7 @@
-"""Drafters around a drafter model; one buffers observed tokens."""
+"""Drafters around a drafter model: one buffers observed tokens, one waits until an answer has begun."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -97,3 +98,24 @@ class DeferredObserve(Wrapper):
             hidden, numbers = hidden[latest], numbers[:, latest]
         self.model.observe(Features(hidden, *numbers))
         self._waiting, self._tokens = [], 0
+
+
+class Initialised(Wrapper):
+    """`model`, which drafts for answers of at least `tokens` tokens (sequence initialisation: SpecDiff, section 4).
+
+    Shorter answers are left to prompt lookup, or go without drafts: the beginning of an answer depends on the last
+    words of the prompt, which a drafter trained on running text knows least. The decision depends on the length of the
+    text alone, so it cannot favour an outcome of a draw.
+    """
+
+    def __init__(self, model: Drafter, tokens: int):
+        super().__init__(model)
+        self.tokens = tokens
+
+    def propose(self, batch: DraftBatch) -> Draft:
+        if batch.answer_lens is None:
+            raise ValueError("sequence initialisation needs to know how long the answers are")
+        begun = batch.answer_lens >= self.tokens
+        return self.model.propose(
+            replace(batch, draft_mask=begun if batch.draft_mask is None else batch.draft_mask & begun)
+        )

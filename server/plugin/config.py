@@ -18,6 +18,7 @@ class PluginConfig:
     drafter: which drafter proposes tokens; "off": no speculation is set up. gamma: draft tokens per step.
     drafter_path: folder of the drafter's checkpoint; "" for drafters without one.
     denoising_steps: of a drafter that denoises; 0 steps: its own number.
+    initial_tokens: the first tokens of each answer, for which no drafter's model drafts.
     lookup_gamma: draft tokens per step of the prompt lookup that replaces a drafter with a checkpoint where text
         repeats itself; 0: no lookup.
     verification: "block" or "token", how drafts of sampled requests without a seed are verified.
@@ -40,6 +41,7 @@ class PluginConfig:
     gamma: int = 7
     drafter_path: str = ""
     denoising_steps: int = 0
+    initial_tokens: int = 0
     lookup_gamma: int = 0
     verification: str = "block"
     planner: str = "asynchronous"

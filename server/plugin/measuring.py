@@ -12,6 +12,7 @@ import numpy as np
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features, Prefilled
 from outrider.drafters.dummy import FixedDrafter
 from outrider.drafters.lookup_first import LookupFirst
+from outrider.drafters.wrappers import Initialised
 from outrider.scheduler.baselines import VerifyAll
 from outrider.scheduler.contract import StepView
 
@@ -62,8 +63,8 @@ class TimedDrafter(FixedDrafter):
         self.asked = 0
         self.served = self.model = served
         self.target_layers, self.reads_output = served.target_layers, served.reads_output
-        if isinstance(served, LookupFirst):
-            self.model = served.model
+        while isinstance(self.model, LookupFirst | Initialised):
+            self.model = self.model.model
 
     def observe(self, features: Features) -> None:
         self.served.observe(features)

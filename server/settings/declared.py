@@ -127,6 +127,11 @@ class Declared:
         "more often right",
         unset="1 for `deer`, 2 for `specdiff`",
     )
+    initial_tokens: int = _speculation(
+        0,
+        "first tokens of an answer that a drafter model leaves to prompt lookup (with `--no-lookup` undrafted)",
+        bounds=(0, 1 << 20),
+    )
     verification: str = _speculation(
         "block",
         "how drafts of sampled requests without a seed are verified: `block`, which keeps more, or `token` by token",

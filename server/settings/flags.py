@@ -1,20 +1,23 @@
 """The flags that `outrider serve`, `tune` and `bench` share, and settings from their values."""
 
 import argparse
+import sys
+from pathlib import Path
 from typing import Any
 
 from .declared import DRAFTERS
-from .setting import Flags, add_flags, declared, groups
+from .setting import Flags, add_flags, declared, groups, with_table
 from .settings import Settings
 
 TARGET = ("model", "dtype", "quantization", "activations", "device", "threads")
-DRAFTER = ("drafter", "drafter_path", "lookup", "gamma", "denoising_steps", "verification")
+DRAFTER = (
+    "drafter", "drafter_path", "lookup", "gamma", "denoising_steps", "initial_tokens", "verification",
+)  # fmt: skip
 UNMASKING = ("unmasking", "unmasking_threshold", "unmasking_tokens", "block_size")
 MOVED = {
     "--lookup-gamma": "--gamma, which prompt lookup follows from 15 tokens on",
     "--lookup-tokens": "--no-lookup-across where 5 MB for each key are too much",
     "--denoising-order": "--denoising-steps; tokens are revealed from left to right",
-    "--initial-tokens": "nothing: the planner lets no model draft where its drafts are rejected",
     "--learn-tokens": "`outrider learn forget`; 2,000,000 tokens of answers are kept",
     "--learn-gigabytes": "a --learn-folder with room for 2 GB",
 }
@@ -52,3 +55,8 @@ def served_settings_of(args: argparse.Namespace) -> Settings:
     """Return settings from the flags of `add_all_flags`; raises UserError where they cannot be."""
     given = {each.name: getattr(args, each.name) for each, _ in declared(Settings)}
     return Settings(**given, sglang_flags=tuple(args.sglang_flags))
+
+
+if __name__ == "__main__":  # `make format` keeps the table in server/README as declared
+    for path in map(Path, sys.argv[1:]):
+        path.write_text(with_table(path.read_text(), Settings))

@@ -55,6 +55,8 @@ class Settings(Declared):
             if self.drafter not in DENOISING_DRAFTERS:
                 raise UserError(f"--denoising-steps goes with --drafter {' or '.join(DENOISING_DRAFTERS)}")
             require_between("denoising_steps", self.denoising_steps, 1, self.gamma)
+        if self.initial_tokens and self.drafter not in CHECKPOINT_DRAFTERS:
+            raise UserError(f"--initial-tokens goes with --drafter {' or '.join(CHECKPOINT_DRAFTERS)}")
 
     def _check_http(self) -> None:
         for name in self.allowed_hosts:
@@ -203,6 +205,7 @@ class Settings(Declared):
             gamma=self.gamma,
             drafter_path=self.drafter_path or "",
             denoising_steps=self.resolved_denoising_steps,
+            initial_tokens=self.initial_tokens,
             lookup_gamma=max(self.gamma, LOOKUP_GAMMA) if self.looks_up else 0,
             verification=self.verification,
             planner=self.planner,

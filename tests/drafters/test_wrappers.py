@@ -9,13 +9,15 @@ from outrider.drafters.base import Draft, DraftBatch, Drafter, Features, Prefill
 from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.weight_sets import WeightSets
-from outrider.drafters.wrappers import DeferredObserve, Wrapper
+from outrider.drafters.wrappers import DeferredObserve, Initialised, Wrapper
 
 TABLE, ROWS = torch.zeros(2, 8, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
 ATTRIBUTES = [*Drafter.__annotations__]
 METHODS = [name for name in vars(Drafter) if not name.startswith("_") and name not in ATTRIBUTES]
 FEATURES = Features(torch.zeros(1, 4), ROWS, ROWS, ROWS)
-BATCH = DraftBatch(ROWS, ROWS + 1, TABLE, ROWS, torch.zeros(1), torch.zeros(1, 4, dtype=torch.int64))
+BATCH = DraftBatch(
+    ROWS, ROWS + 1, TABLE, ROWS, torch.zeros(1), torch.zeros(1, 4, dtype=torch.int64), answer_lens=ROWS + 9
+)
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "allocate": (8,),
     "slot_state": (),
@@ -61,6 +63,7 @@ for method in METHODS:
 MAKERS = {
     Wrapper: type("Plain", (Wrapper,), {"propose": lambda self, batch: self.model.propose(batch)}),
     DeferredObserve: DeferredObserve,
+    Initialised: lambda model: Initialised(model, 3),
     LookupFirst: lambda model: LookupFirst(NgramDrafter(4), model, expected_run_length=1.0),
     WeightSets: WeightSets,
 }

@@ -110,11 +110,16 @@ def late_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTar
 
 @pytest.fixture(scope="package")
 def denoising_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    """Three denoising steps, the last one of two tokens; confidences decide how much is verified."""
+    """Three denoising steps, the last one of two tokens; confidences decide how much is verified. The first tokens of
+    an answer are not drafted."""
     flags = small_target.flags("specdiff")
-    flags += ("--gamma", "4", "--denoising-steps", "3")
+    flags += ("--gamma", "4", "--denoising-steps", "3", "--initial-tokens", str(INITIAL))
     flags += ("--planner", "threshold", "--threshold", "0.05")
     yield from _serve(tmp_path_factory.mktemp("denoising") / "log", *EXACT, *flags)
+
+
+INITIAL = 2
+"""`--initial-tokens` of the denoising server."""
 
 
 @pytest.fixture(scope="package")

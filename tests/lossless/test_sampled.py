@@ -193,11 +193,22 @@ def test_a_target_with_an_mtp_layer(mtp_server: Server, small_mtp: SmallMtp, see
 def test_several_denoising_steps(
     denoising_server: Server, fresh: list[int], exact: Callable[..., dict[Answer, float]]
 ) -> None:
+    """The model drafts from the third token on."""
     before = MetricsPage(denoising_server.url)
     drawn = sample(denoising_server, fresh, SAMPLES, **BODY | {"max_tokens": LENGTH + 1})
     after = MetricsPage(denoising_server.url)
     check_depth(observed(before, after, sampling="sampled", source="model"))
     assert answers_p_value(drawn, exact(fresh, LENGTH + 1)) > THRESHOLD
+
+
+def test_initial_tokens_are_not_drafted(denoising_server: Server, fresh: list[int]) -> None:
+    """`--initial-tokens 2`: of three tokens only the last could be drafted."""
+    drafts = "outrider_verified_position_total"
+    before = metric(denoising_server.url, drafts, source="model")
+    sample(denoising_server, fresh, 2 * CHOICES, **BODY | {"max_tokens": 3})
+    assert metric(denoising_server.url, drafts, source="model") == before
+    sample(denoising_server, fresh, 2 * CHOICES, **BODY | {"max_tokens": 8})
+    assert metric(denoising_server.url, drafts, source="model") > before
 
 
 def letters(small_target: SmallTarget, wanted: str) -> list[int]:

@@ -123,7 +123,7 @@ class Enumeration:
         if planner.cost is not None:  # the time that the test takes is random
             vars(planner.cost).update(observe=lambda *_: None, observe_deciding=lambda *_: None)
         self.start = StepPlanner(planner, calibration, self.table, self.metrics, "cpu", block=block)
-        self.draft = DraftStage(self.table, Boundary())
+        self.draft = DraftStage(self.table, Boundary(), ages=False)
 
     def run(self) -> Found:
         sums = Found()

@@ -16,8 +16,10 @@ from .step import Step
 
 
 class DraftStage:
-    def __init__(self, requests: RequestTable, optional: Boundary) -> None:
-        self.requests, self.optional = requests, optional
+    """ages: the drafter needs to know how long answers are."""
+
+    def __init__(self, requests: RequestTable, optional: Boundary, *, ages: bool) -> None:
+        self.requests, self.optional, self.ages = requests, optional, ages
         self._nothing = Draft.nothing(0, requests.gamma, requests.device)
 
     def __call__(self, drafter: Drafter | None, batch: StepBatch, step: Step | None) -> tuple[Draft, float | None]:
@@ -48,6 +50,7 @@ class DraftStage:
             wants_probs=not sampling.all_decided,
             decided=sampling.decided,
             all_greedy=sampling.all_greedy,
+            answer_lens=seq_lens - self.requests.prompts[batch.rows] + 1 if self.ages else None,
             longest=None if anchors.is_cpu else 1 << int(step.view.contexts.max()).bit_length(),
             sets=step.entries.tensor("sets"),
             corpora=step.entries.tensor("corpora"),

@@ -66,7 +66,7 @@ class LeaderWorker(TargetWorker):
     def _set_up_stages(self, runner: Any, history: SlotTokens) -> None:
         drafter, buckets = self.drafter, self.planning.buckets
         self.history, self.sampling = history, RunningSampling(self.requests, by_block=self.config.by_block)
-        self.draft = DraftStage(self.requests, self.optional)
+        self.draft = DraftStage(self.requests, self.optional, ages=bool(self.config.initial_tokens))
         rules = LogitRules(history, self.page_table)
         self.commit = CommitStage(runner, rules, self.requests, self.optional, owned=self.by_owner is not None)
         tail = None

@@ -60,6 +60,7 @@ class RequestTable:
         self.seeds = torch.zeros(rows, dtype=torch.int64, device=device)
         self.seeded = torch.zeros(rows, dtype=torch.bool, device=device)
         self.ends = torch.full((rows, 1), -1, dtype=torch.int64, device=device)
+        self.prompts = torch.zeros(rows, dtype=torch.int64, device=device)
         self.limits = np.full(rows, gamma, dtype=np.int64)
         self.lengths = np.zeros(rows, dtype=np.int64)
         self.planned = np.ones(rows, dtype=bool)
@@ -83,6 +84,7 @@ class RequestTable:
         at = rows.cpu().numpy() if at is None else at
         options = [RequestOptions.from_custom_params(req.sampling_params.custom_params) for req in reqs]
         prompts = np.array([len(req.origin_input_ids) for req in reqs], dtype=np.int64)
+        self.prompts[rows.long()] = upload(prompts, self.device)
         self.limits[at] = [option.draft_limit(self.longest) for option in options]
         self.lengths[at] = prompts + [req.sampling_params.max_new_tokens for req in reqs]
         self.planned[at] = [option.planned for option in options]

@@ -92,6 +92,6 @@ def drafts(requests: int, sampling: Sampling, shapes: Shapes, drafter: Drafter |
     batch = DraftBatch(
         nothing, nothing, table, nothing, keys=sampling.draft_keys(nothing, shapes.gamma),
         wants_probs=not sampling.all_decided, decided=sampling.decided, all_greedy=sampling.all_greedy,
-        longest=table.shape[1], **sampling.rules._asdict(),
+        answer_lens=nothing, longest=table.shape[1], **sampling.rules._asdict(),
     )  # fmt: skip
     yield drafter.propose(batch)

@@ -31,6 +31,7 @@ def load_drafter(config: PluginConfig, runner: Any, corpora: Corpora | None = No
         checkpoint=config.drafter_path,
         lookup_gamma=config.lookup_gamma,
         denoising_steps=config.denoising_steps,
+        initial_tokens=config.initial_tokens,
         several_sets=config.learn_keys > 0,
         deferred=not config.role,
         corpora=corpora,

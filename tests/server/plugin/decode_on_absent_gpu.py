@@ -42,6 +42,7 @@ from outrider.drafters.mtp.config import MtpConfig
 from outrider.drafters.mtp.drafter import MtpDrafter
 from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.slot_tokens import SlotTokens
+from outrider.drafters.wrappers import Initialised
 from outrider.kernels.cuda import native as cuda
 from outrider.kernels.upload import LastUpload
 from outrider.scheduler import registry
@@ -93,6 +94,8 @@ WITHOUT_KERNELS = [
 ]
 """Cases in which torch computes everything, as without Triton."""
 IN_GRAPHS, GRAPHS = " in graphs", (1, 2, 4)
+BEGUN = " begun"
+"""Drafters that draft only for answers that have begun (`--initial-tokens`)."""
 PLANTS = {
     "item": lambda tensor: tensor.sum().item(),
     "cpu": lambda tensor: tensor.cpu(),
@@ -136,6 +139,8 @@ def make_drafter(name: str, device: torch.device, layers: int | None = None) -> 
     if name in ("eagle3", "mtp"):
         with device:
             return LookupFirst(NgramDrafter(6, device=device), make_chain(name), expected_run_length=1.7)
+    begun = name.endswith(BEGUN)
+    name = name.removesuffix(BEGUN)
     config = (CONFIGS | PATHS | DIFFUSIONS | dict.fromkeys(("deer", "specdiff"), DIFFUSIONS["diffusion"]))[name]
     config = replace(config, num_layers=layers or config.num_layers)
     drafter: Drafter
@@ -147,6 +152,7 @@ def make_drafter(name: str, device: torch.device, layers: int | None = None) -> 
             drafter = DiffusionDrafter(DiffusionModel(config, vocab), embedding=rows, head=rows, denoising_steps=steps)
         else:
             drafter = BlockDrafter(BlockModel(config, vocab), embedding=rows, head=rows)
+    drafter = Initialised(drafter, 3) if begun else drafter
     return LookupFirst(NgramDrafter(6, device=device), drafter, expected_run_length=1.7)
 
 
@@ -171,7 +177,7 @@ def make_worker(
     drafter, _, rank = drafter.partition(", rank ")
     worker = Worker.__new__(OtherRank if rank == "2 of 2" else Worker)
     worker.device = device
-    worker.config = PluginConfig(drafter=drafter, planner=planner)
+    worker.config = PluginConfig(drafter=drafter, planner=planner, initial_tokens=3 if BEGUN in drafter else 0)
     worker.ranks = TwoRanks(device) if rank else Ranks(SimpleNamespace(world_size=1), device)
     worker.drafter = make_drafter(drafter, device, layers)
     with absent_gpu.watching():

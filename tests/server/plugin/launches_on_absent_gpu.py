@@ -19,7 +19,7 @@ from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.server_args import ServerArgs
 
 REQUESTS = 1, 8, 32
-DRAFTERS = "dspark", "dspark in graphs"
+DRAFTERS = "dspark", "dspark in graphs", "dspark begun in graphs"
 SIZES = 1, 2, 4, 8, 32
 
 

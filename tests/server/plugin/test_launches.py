@@ -31,3 +31,10 @@ def test_without_graphs_it_asks_for_more(found, kind):
     """Counted are the launches of a drafter with one layer."""
     asked = found["drafted"]
     assert asked[f"dspark in graphs, {kind}, 8"] < asked[f"dspark, {kind}, 8"] / 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_of_answers_that_have_begun_are_graphs_as_well(found, kind):
+    """`--initial-tokens` compares lengths of answers, too."""
+    asked = found["drafted"]
+    assert asked[f"dspark begun in graphs, {kind}, 8"] <= asked[f"dspark in graphs, {kind}, 8"] + 6

@@ -18,7 +18,7 @@ from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.diffusion.drafter import DiffusionDrafter
 from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
-from outrider.drafters.wrappers import DeferredObserve
+from outrider.drafters.wrappers import DeferredObserve, Initialised
 from outrider.profiles import store
 from outrider.scheduler.baselines import Synchronous, Threshold, VerifyAll
 from outrider.scheduler.calibration.classes import CLASSES
@@ -87,6 +87,9 @@ def test_a_diffusion_drafter_needs_no_hidden_states(tmp_path: Path, drafter: str
     made = load_drafter(config, runner(silent))
     assert isinstance(made, DiffusionDrafter)
     assert made.target_layers == ()
+    begun = load_drafter(replace(config, initial_tokens=5), runner(silent))
+    assert isinstance(begun, Initialised)
+    assert begun.tokens == 5
 
 
 def test_models_without_hidden_states_are_left_to_lookup(tmp_path: Path) -> None:

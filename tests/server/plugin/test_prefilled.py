@@ -8,7 +8,7 @@ from outrider.drafters.base import Prefilled
 from outrider.drafters.dummy import FixedDrafter
 from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
-from outrider.drafters.wrappers import DeferredObserve
+from outrider.drafters.wrappers import Initialised
 from outrider.server.plugin.decode.requests import prefilled_chunks, transferred_tokens
 
 
@@ -21,7 +21,7 @@ class Spy(FixedDrafter):
 
 def test_wrappers_pass_prefilled_chunks_to_the_model():
     spy = Spy(4, 99)
-    drafter = LookupFirst(NgramDrafter(6), DeferredObserve(spy), expected_run_length=1.0)
+    drafter = LookupFirst(NgramDrafter(6), Initialised(spy, 3), expected_run_length=1.0)
     table = torch.zeros(8, 16, dtype=torch.int32)
     batch = SimpleNamespace(
         req_pool_indices=torch.tensor([5, 2]), seq_lens=torch.tensor([9, 7]), prefix_lens=[6, 0], extend_lens=[3, 7]

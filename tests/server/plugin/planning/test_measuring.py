@@ -8,6 +8,7 @@ from planned_steps import GAMMA, admit, begin, logged, prefill, run
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
+from outrider.drafters.wrappers import Initialised
 from outrider.server.plugin import measuring, worker_rpc
 
 VOCABULARY = 97
@@ -38,7 +39,7 @@ def worker_of(planning, drafter):
 
 def test_the_model_drafts_for_all_and_other_tokens_are_verified(make):
     model = Model()
-    served = LookupFirst(NgramDrafter(GAMMA + 2), model, expected_run_length=1.0)
+    served = LookupFirst(NgramDrafter(GAMMA + 2), Initialised(model, 9), expected_run_length=1.0)
     served.allocate(16)
     worker = worker_of(make(), served)
     measuring.begin(worker)
