@@ -114,7 +114,7 @@ test-gpu: $(PROJECT) $(DEV) ## Run the tests that need a GPU, and the lossless o
 
 .PHONY: gpu-proof
 gpu-proof: $(PROJECT) ## Make .gpu-proof, which proves Outrider on a GPU machine without a network (docs/gpu.md)
-	@$(BIN)/python deploy/gpu/pack.py $(ARGS)
+	@$(BIN)/python tests/gpu/proof/pack.py $(ARGS)
 
 SANITIZERS := -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -g1 -O1
 .PHONY: check-sanitizers
@@ -126,7 +126,7 @@ check-sanitizers: $(PROJECT) $(DEV) ## Run tests of the C++ kernels under ASan a
 
 .PHONY: performance
 performance: $(PROJECT) $(DEV) ## Write docs/performance.md and README's chart from profiles/results
-	@$(BIN)/outrider bench report
+	@$(BIN)/python tests/measure/performance.py
 
 .PHONY: lint
 lint: $(PROJECT) $(DEV) ## Check style, types, plain English and the budget of lines and words (ruff, mypy, .ci)
@@ -140,8 +140,7 @@ lint: $(PROJECT) $(DEV) ## Check style, types, plain English and the budget of l
 format: $(PROJECT) $(DEV) ## Format the code, write the tables in server/README anew
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
-	@$(BIN)/python -m outrider.server.settings.flags server/README.md
-	@$(BIN)/python -m outrider.server.model.families server/README.md
+	@$(BIN)/python tests/support/readme_tables.py
 
 .PHONY: clean
 clean: ## Remove .venv and caches of tools (the prepared model in the user's cache stays)

@@ -36,7 +36,6 @@ from ..diffusion.model import DiffusionModel
 from ..eagle.config import EagleConfig
 from ..eagle.model import EagleModel
 from ..training.deadline import Deadline, OutOfTime
-from ..training.decode import FeatureSpec
 from ..training.diffusion import DiffusionRun
 from ..training.features import build_store, sample_texts
 from ..training.forward import frozen_part, load_drafter
@@ -45,7 +44,7 @@ from ..training.loop import DraftRun, ReaderRun, Recipe, TrainingRun
 from ..training.prompts import AnsweredPrompt, read_samples
 from ..training.start import start_markov
 from ..training.store import FeatureStore
-from ..training.synthesise import FeatureSink, answer, drawn_openings, write_prompts
+from ..training.synthesise import answer, drawn_openings, write_prompts
 from ..training.target import TargetModel, keep_freed_memory
 from .arguments import CONVERSION, DIFFUSION_STAGES
 from .shapes import draft_vocabulary, drafter_config, fresh_drafter, make_config, target_layers
@@ -61,11 +60,11 @@ AUTHORS = {
 
 
 def gather_samples(
-    args: argparse.Namespace, target: TargetModel, data: Path, keep: FeatureSink, deadline: Deadline
-) -> list[AnsweredPrompt]:
-    """Stage 1: return answered samples, from files and written by the target; `keep` receives features on the way."""
+    args: argparse.Namespace, target: TargetModel, data: Path, deadline: Deadline
+) -> Iterator[AnsweredPrompt]:
+    """Stage 1: yield answered samples, from files and, one by one, as the target writes them."""
     given = [s for path in args.prompts for s in read_samples(path)]
-    answered = [s for s in given if s.response_ids]
+    yield from (s for s in given if s.response_ids)
     open_prompts = [s for s in given if not s.response_ids]
     self_prompts = data / "self-prompts.jsonl"
     if args.self_prompts and not self_prompts.exists():
@@ -74,16 +73,10 @@ def gather_samples(
         replacing.replace({self_prompts: "".join(s.to_json() + "\n" for s in written)})
     if self_prompts.exists():
         open_prompts += read_samples(self_prompts)
-    answers = data / "answers.jsonl"
-    if open_prompts:
-        answer(
-            target, open_prompts, answers, temperatures=args.temperatures, max_new_tokens=args.answer_tokens,
-            seed=args.seed, rows=args.batch, keep=keep, deadline=deadline,
-        )  # fmt: skip
-    samples = answered + (list(read_samples(answers)) if answers.exists() else [])
-    if not samples:
-        raise ValueError("no training answers: give --from-log FILE…, --prompts FILE… or --self-prompts N")
-    return samples
+    yield from answer(
+        target, open_prompts, data / "answers.jsonl", temperatures=args.temperatures,
+        max_new_tokens=args.answer_tokens, seed=args.seed, rows=args.batch, deadline=deadline,
+    )  # fmt: skip
 
 
 def former_drafter(args: argparse.Namespace, kind: str, target: TargetModel) -> TrainedModel | None:
@@ -176,14 +169,16 @@ def gather_features(
         if args.from_log:
             read_log(args, target, stored, store, deadline)
             return store
-        keep = FeatureSink(store, FeatureSpec(stored, args.top), args.max_tokens)
-        samples = gather_samples(args, target, data, keep, deadline)
+        samples = gather_samples(args, target, data, deadline)
         build_store(
             target, sample_texts(target, samples), store, layers=stored, top=args.top, max_tokens=args.max_tokens,
             deadline=deadline,
         )  # fmt: skip
     if not len(store):
-        raise ValueError(f"none of {len(samples)} answers fits --max-tokens {args.max_tokens} with its prompt")
+        raise ValueError(
+            f"no training answers of at most --max-tokens {args.max_tokens} with their prompts: give --from-log FILE…, "
+            "--prompts FILE… or --self-prompts N"
+        )
     return store
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..block import checkpoint
-from ..training.decode import FeatureSpec, decode
-from ..training.features import read_texts, usable
+from ..training.decode import decode
+from ..training.features import read_texts, sequence_features, usable
 from ..training.logs import LEAST_AGREEMENT, agreement, held_out, prompt_name, under_rules
 from ..training.prompts import read_samples
 from ..training.store import FeatureStore, Sequence, StoredAnswer, StoreInUse
@@ -31,10 +31,10 @@ the first drafter. The rest is for training."""
 ANSWER_TOKENS, LONGEST_PROMPT = 96, 1024
 
 
-def read_layers(target: TargetModel, layers: tuple[int, ...]) -> tuple[FeatureSpec, int, dict[str, Any]]:
-    """Return the features stored of an answer: layers and likeliest tokens, columns, and the store's notes."""
+def store_layout(target: TargetModel, layers: tuple[int, ...]) -> tuple[int, dict[str, Any]]:
+    """Return the columns of an answer's features, and the store's notes."""
     name = checkpoint.target_identity(target.config, target.embedding)["embedding"]
-    return FeatureSpec(layers, TOP), len(layers) * target.config.hidden_size, {"layers": list(layers), "target": name}
+    return len(layers) * target.config.hidden_size, {"layers": list(layers), "target": name}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class Supply:
     """
 
     def __init__(self, folder: Path, target: TargetModel, layers: tuple[int, ...], most_bytes: int) -> None:
-        self.folder, self.target, self.most_bytes, self.foreign = folder, target, most_bytes, 0
-        self.spec, self.width, self.meta = read_layers(target, layers)
+        self.folder, self.target, self.layers, self.most_bytes, self.foreign = folder, target, layers, most_bytes, 0
+        self.width, self.meta = store_layout(target, layers)
         self.segments: dict[int, FeatureStore] = {}
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in sorted(path.name for path in folder.iterdir() if path.name.isdigit()):
@@ -101,7 +101,7 @@ class Supply:
     def read(self, answers: list[Answer]) -> Iterator[int]:
         """Let the target read the answers in batches; yields the number of answers on the disk after each batch."""
         texts = [(answer.tokens, len(answer.prompt_ids)) for answer in answers]
-        for batch in read_texts(self.target, texts, self.spec.layers, self.spec.top):
+        for batch in read_texts(self.target, texts, self.layers, TOP):
             number = self._room_for(sum(self._bytes(len(s.tokens), len(s.tokens) - s.prompt) for s in batch.values()))
             store = self.segments[number]
             with store.writing():
@@ -176,7 +176,7 @@ def general_answers(
 
     Raises OSError and BadLine for a file that cannot be used.
     """
-    spec, width, meta = read_layers(target, layers)
+    width, meta = store_layout(target, layers)
     store = open_store(folder, width, {**meta, "prompts": str(prompts), "size": prompts.stat().st_size})
     samples = list(read_samples(prompts))
     first = [i * len(samples) // PROMPTS for i in range(PROMPTS)] if len(samples) > PROMPTS else range(len(samples))
@@ -188,10 +188,12 @@ def general_answers(
     with store.writing():
         for text in decode(
             target, list(ids.values()), [0.0] * len(ids), max_new_tokens=ANSWER_TOKENS, stop_ids=target.stop_ids,
-            seeds=[0] * len(ids), rows=16, wanted=spec,
+            seeds=[0] * len(ids), rows=16,
         ):  # fmt: skip
-            if text.sequence and usable(len(text.sequence.tokens), text.sequence.prompt):
-                store.append(text.sequence, temperature=0.0, source=names[text.number])
+            name, prompt = names[text.number], len(ids[names[text.number]])
+            if usable(prompt + len(text.ids), prompt):
+                [sequence] = sequence_features(target, [(ids[name] + text.ids, prompt)], layers, TOP)
+                store.append(sequence, temperature=0.0, source=name)
     numbers = {i: int(entry.source) for i, entry in enumerate(store.entries)}
     judging = [i for i, n in numbers.items() if n < PROMPTS and n % JUDGING == 0]
     choosing = [i for i, n in numbers.items() if n % CHOOSING == 1]

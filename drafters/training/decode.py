@@ -16,7 +16,6 @@ from outrider.kernels.sampling import Rules
 
 from ..block.sampling import draw_columns
 from .flat import flat_layers
-from .store import Sequence
 from .target import TargetModel
 
 JOINING = 8
@@ -24,22 +23,12 @@ JOINING = 8
 
 
 @dataclass(frozen=True, slots=True)
-class FeatureSpec:
-    """Training data of a text besides its tokens: outputs of these layers, and this many likeliest tokens."""
-
-    layers: tuple[int, ...]
-    top: int
-
-
-@dataclass(frozen=True, slots=True)
 class WrittenText:
-    """A text that has ended. number: its prompt's. ids: the tokens written. finish: "eos" or "limit". sequence: prompt
-    and text with their training data, on the CPU; None if none was wanted."""
+    """A text that has ended. number: its prompt's. ids: the tokens written. finish: "eos" or "limit"."""
 
     number: int
     ids: list[int]
     finish: str
-    sequence: Sequence | None
 
 
 @dataclass(slots=True)
@@ -52,32 +41,6 @@ class _Row:
     slots: list[int]
 
 
-class _SlotFeatures:
-    """Kept data by KV slot: a token's features, and the likeliest next tokens."""
-
-    def __init__(self, wanted: FeatureSpec, slots: int, target: TargetModel) -> None:
-        width, device = len(wanted.layers) * target.config.hidden_size, target.device
-        self.features = torch.zeros(slots, width, dtype=torch.bfloat16, device=device)
-        self.ids = torch.zeros(slots, wanted.top, dtype=torch.int32, device=device)
-        self.probs = torch.zeros(slots, wanted.top, device=device)
-
-    def put(self, slots: torch.Tensor, features: torch.Tensor, last: torch.Tensor, logits: torch.Tensor) -> None:
-        """Store features [N, m*d] of the tokens in `slots` [N], and float32 logits [R, V] of `slots[last]`."""
-        self.features[slots] = features.to(self.features.dtype)
-        values, ids = logits.topk(self.ids.shape[1], -1)
-        self.ids[slots[last]] = ids.int()
-        self.probs[slots[last]] = (values - logits.logsumexp(-1, keepdim=True)).exp()
-
-    def take(self, text: _Row) -> Sequence:
-        """Return a text that has ended; its last token never went through the model."""
-        slots = torch.tensor(text.slots[: len(text.ids)], device=self.ids.device)
-        features = self.features[slots]
-        features[-1] = 0
-        answered = slots[text.prompt - 1 : -1]
-        ids, probs = self.ids[answered].long().cpu(), self.probs[answered].cpu()
-        return Sequence(torch.tensor(text.ids), text.prompt, features.cpu(), ids, probs)
-
-
 @torch.inference_mode()
 def decode(
     target: TargetModel,
@@ -88,18 +51,16 @@ def decode(
     stop_ids: set[int],
     seeds: list[int],
     rows: int = 64,
-    wanted: FeatureSpec | None = None,
 ) -> Iterator[WrittenText]:
     """Continue every prompt, `rows` of them at a time; yield each text as soon as it has ended. A text depends on its
     own prompt, temperature and seed alone, apart from rounding that varies with the batch."""
     if not prompts:
         return
-    device, read = target.device, wanted.layers if wanted else ()
+    device = target.device
     lengths = sorted((len(p) + max_new_tokens for p in prompts), reverse=True)
     rows = min(rows, len(prompts))
     slots = max(lengths[0], rows * sum(lengths) // len(lengths))
-    layers = flat_layers(target, slots, lengths[0], read)
-    kept = _SlotFeatures(wanted, slots, target) if wanted else None
+    layers = flat_layers(target, slots, lengths[0])
     table = torch.zeros(rows, lengths[0], dtype=torch.int32, device=device)
     free_slots, free_rows = list(range(slots)), list(range(rows))
     live: dict[int, _Row] = {}
@@ -119,11 +80,8 @@ def decode(
         texts = list(live.values())
         batch, ids = _flatten(live, table)
         places = table[batch.rows[batch.requests_of_tokens], batch.positions].long()
-        hidden, features = layers.forward(ids, places, batch, read)
-        last = batch.qo_indptr[1:].long() - 1
-        logits = layers.logits(hidden[last]).float()
-        if kept:
-            kept.put(places, features, last, logits)
+        hidden = layers.forward(ids, places, batch)
+        logits = layers.logits(hidden[batch.qo_indptr[1:].long() - 1]).float()
         heat = torch.tensor([temperatures[text.number] for text in texts], device=device)
         row_seeds = torch.tensor([seeds[text.number] for text in texts], device=device)
         chosen, _ = draw_columns(logits, Rules(heat), streams(row_seeds, batch.kv_lens.long(), Purpose.TOKEN))
@@ -133,10 +91,7 @@ def decode(
                 free_rows.append(row)
                 free_slots += text.slots
                 del live[row]
-                sequence = kept.take(text) if kept else None
-                yield WrittenText(
-                    text.number, text.ids[text.prompt :], "eos" if token in stop_ids else "limit", sequence
-                )
+                yield WrittenText(text.number, text.ids[text.prompt :], "eos" if token in stop_ids else "limit")
 
 
 def _flatten(live: dict[int, _Row], table: torch.Tensor) -> tuple[FlatBatch, torch.Tensor]:

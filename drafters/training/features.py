@@ -107,14 +107,11 @@ def build_store(
     deadline: Deadline = NEVER,
     keep: Callable[[AnsweredText, Sequence], bool] = lambda text, sequence: True,
 ) -> int:
-    """Add every text to `store` that is not in it yet, in their order; raises OutOfTime at the deadline. keep: decides
-    on each text that has been read. Returns the number of texts that were not kept."""
-    missing: list[AnsweredText] = []
-    for text in texts:
-        text = replace(text, tokens=text.tokens[:max_tokens])
-        if usable(len(text.tokens), text.prompt) and text.tokens not in store:
-            missing.append(text)
-    progress = tqdm(total=sum(len(text.tokens) for text in missing), desc="features", unit="tok", unit_scale=True)
+    """Add every text to `store` that is not in it yet, in their order and as they come; raises OutOfTime at the
+    deadline. keep: decides on each text that has been read. Returns the number of texts that were not kept."""
+    cut = (replace(text, tokens=text.tokens[:max_tokens]) for text in texts)
+    missing = (text for text in cut if usable(len(text.tokens), text.prompt) and text.tokens not in store)
+    progress = tqdm(desc="features", unit="tok", unit_scale=True)
     left_out = 0
     for part in _parts(missing):
         made: dict[int, Sequence] = {}
@@ -131,7 +128,7 @@ def build_store(
     return left_out
 
 
-def _parts(texts: list[AnsweredText]) -> Iterator[list[AnsweredText]]:
+def _parts(texts: Iterable[AnsweredText]) -> Iterator[list[AnsweredText]]:
     """Yield consecutive texts of about `PART_TOKENS` tokens."""
     part: list[AnsweredText] = []
     for text in texts:

@@ -53,13 +53,10 @@ class CompiledLayers:
         angles = torch.cat([cos[0, :, :half], sin[0, :, :half]], -1).float().contiguous()
         self.decoder = Decoder(prepared, pools, model.norm.weight, angles)
 
-    def forward(
-        self, ids: torch.Tensor, slots: torch.Tensor, batch: FlatBatch, layers: tuple[int, ...]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, ids: torch.Tensor, slots: torch.Tensor, batch: FlatBatch) -> torch.Tensor:
         """`ModuleLayers.forward`."""
-        entered = sorted({i + 1 for i in layers})  # a layer's output is the input of the next
-        hidden, kept = self.decoder.forward(self.embedding[ids], batch.positions, slots, batch, entered)
-        return hidden, kept[:, [entered.index(i + 1) for i in layers]].flatten(1)
+        hidden, _ = self.decoder.forward(self.embedding[ids], batch.positions, slots, batch, [])
+        return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits [R, V] of final states [R, d]."""
@@ -125,21 +122,16 @@ class ModuleLayers:
         # four dimensions: transformers makes no mask of its own then
         self.unmasked = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=target.device)
 
-    def forward(
-        self, ids: torch.Tensor, slots: torch.Tensor, batch: FlatBatch, layers: tuple[int, ...]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run N tokens `ids`; their keys and values go to `slots` [N]. Returns the final states [N, d] and the outputs
-        of the M given layers [N, M*d]."""
+    def forward(self, ids: torch.Tensor, slots: torch.Tensor, batch: FlatBatch) -> torch.Tensor:
+        """Run N tokens `ids`; their keys and values go to `slots` [N]. Returns the final states [N, d]."""
         self.slots, self.batch = slots, batch
-        with self.target.layer_outputs(layers) as outputs:
-            hidden = self.target.model.model(
-                input_ids=ids[None], position_ids=batch.positions[None], attention_mask=self.unmasked,
-                use_cache=False, paged_cache=self,
-            ).last_hidden_state[0]  # fmt: skip
+        hidden = self.target.model.model(
+            input_ids=ids[None], position_ids=batch.positions[None], attention_mask=self.unmasked,
+            use_cache=False, paged_cache=self,
+        ).last_hidden_state[0]  # fmt: skip
         if not self.pools:
             raise ValueError(f"{type(self.target.model).__name__} does not use transformers' attention interface")
-        kept = [outputs[i][0] for i in layers]
-        return hidden, torch.cat(kept, -1) if kept else hidden[:, :0]
+        return hidden
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Store keys and values [N, Hkv, D] of the step in the layer's pools; return the pools."""
@@ -154,12 +146,9 @@ class ModuleLayers:
         return F.linear(hidden, self.target.head)
 
 
-def flat_layers(
-    target: TargetModel, slots: int, longest: int, layers: tuple[int, ...] = ()
-) -> CompiledLayers | ModuleLayers:
-    """Return the fastest way that supports this target; layers: the ones with outputs that will be read."""
-    last = target.config.num_hidden_layers - 1
-    if target.device.type != "cpu" or last in layers or target.has_adapter:
+def flat_layers(target: TargetModel, slots: int, longest: int) -> CompiledLayers | ModuleLayers:
+    """Return the fastest way that supports this target."""
+    if target.device.type != "cpu" or target.has_adapter:
         return ModuleLayers(target, slots)
     try:
         return CompiledLayers(target, slots, longest)

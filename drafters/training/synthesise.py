@@ -7,8 +7,7 @@ from the target as well: given the chat template up to an empty user turn it wri
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,8 @@ from tqdm import tqdm
 from outrider.storage.appending import appending
 
 from .deadline import NEVER, Deadline
-from .decode import FeatureSpec, decode
-from .features import usable
+from .decode import decode
 from .prompts import AnsweredPrompt, read_samples
-from .store import FeatureStore, Sequence
 from .target import TargetModel
 
 PROMPT_TOKENS = 160
@@ -32,21 +29,6 @@ SYNCED_ANSWERS = 32
 
 WORD = re.compile("[Ġ▁]([a-z]{5,12})")
 """A word of the vocabulary, after either sign for a space."""
-
-
-@dataclass(frozen=True, slots=True)
-class FeatureSink:
-    """Receives the features of answers while they are written, of the first `max_tokens` tokens of each."""
-
-    store: FeatureStore
-    wanted: FeatureSpec
-    max_tokens: int
-
-    def add(self, sequence: Sequence, answer: AnsweredPrompt) -> None:
-        """Put an answer's sequence into the store, cut to size."""
-        cut = sequence.first(self.max_tokens)
-        if usable(len(cut.tokens), cut.prompt):
-            self.store.append(cut, temperature=answer.temperature, source=answer.source)
 
 
 def drawn_openings(tokenizer: Any, count: int, seed: int) -> list[str]:
@@ -92,15 +74,16 @@ def answer(
     seed: int,
     rows: int = 64,
     max_prompt_tokens: int = 1024,
-    keep: FeatureSink | None = None,
     deadline: Deadline = NEVER,
-) -> None:
-    """Append the target's answer to every sample to `out` (JSONL), except answers that it has already.
+) -> Iterator[AnsweredPrompt]:
+    """Yield the answers in `out` (JSONL), then the target's to every other sample, each appended to `out` before.
 
-    Sample i is answered at `temperatures[i % len(temperatures)]`. With `keep`, features go to a store on the way.
-    Raises OutOfTime at the deadline; the texts under way are lost.
+    Sample i is answered at `temperatures[i % len(temperatures)]`. Raises OutOfTime at the deadline; the
+    texts under way are lost.
     """
-    kept = Counter((s.turns, s.temperature) for s in answers_so_far(out))
+    there = answers_so_far(out)
+    yield from there
+    kept = Counter((s.turns, s.temperature) for s in there)
     prompts, heat, numbers = [], [], []
     for i, sample in enumerate(samples):
         at = temperatures[i % len(temperatures)]
@@ -113,16 +96,15 @@ def answer(
             numbers.append(i)
     written = decode(
         target, prompts, heat, max_new_tokens=max_new_tokens, stop_ids=target.stop_ids,
-        seeds=seeds_of(numbers, seed + 1), rows=rows, wanted=keep.wanted if keep else None,
+        seeds=seeds_of(numbers, seed + 1), rows=rows,
     )  # fmt: skip
     with appending(out, SYNCED_ANSWERS) as append:
         for text in tqdm(written, total=len(prompts), desc="answers", unit="answer"):
             sample = samples[numbers[text.number]]
             made = AnsweredPrompt(sample.turns, sample.source, heat[text.number], tuple(text.ids))
             append(made.to_json())
-            if keep and text.sequence:
-                keep.add(text.sequence, made)
             deadline.check()
+            yield made
 
 
 def seeds_of(numbers: Iterable[int], seed: int) -> list[int]:

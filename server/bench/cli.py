@@ -14,15 +14,14 @@ COMMANDS = {
     "load": ("outrider.server.bench.load.cli", "throughput and latency under load, of servers or arm by arm"),
     "drafters": ("outrider.server.bench.drafters", "accepted length of drafter folders, without a server"),
     "micro": ("outrider.server.bench.micro.cli", "time of a part: steps"),
-    "report": ("outrider.server.bench.report", "write docs/performance.md from profiles/results"),
 }
 # former name: the command that replaces it
 MOVED = {
     "speed": "outrider bench load --prompts FILE… --arms off planned --concurrency 1",
     "accept": 'outrider bench load --prompts FILE… --arms "verify all"',
     "diffusion": "outrider bench load --model FOLDER --prompts FILE…",
-    "peers": "outrider bench load --url NAME=URL NAME=URL…, of servers that deploy/peers starts",
-    "drafts": "outrider drafters MODEL --measure",
+    "peers": "outrider bench load --url NAME=URL NAME=URL…, of servers that tests/measure/peers starts",
+    "drafts": "outrider tune --drafter-path FOLDER, then outrider drafters MODEL",
     "steps": "outrider bench micro steps",
     "kernels": "`python tests/measure/kernel_times.py` in a checkout",
     "plan": "`python tests/measure/plan_times.py` in a checkout",
@@ -30,4 +29,5 @@ MOVED = {
     "learn": "`python tests/measure/learning.py` in a checkout",
     "quality": "`python tests/measure/rounding.py` in a checkout",
     "scores": "`python tests/measure/scores.py` in a checkout",
+    "report": "`python tests/measure/performance.py` in a checkout",
 }

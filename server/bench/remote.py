@@ -27,7 +27,8 @@ class Reply:
 
     failure: empty if the whole answer came; else the HTTP status, "connection", "timeout", "stream" (broke off or held
     an error) or "aborted" (by us). detail: the server's message about the failure.
-    ttft: to the first piece of text, 0 without text. gaps: between pieces. completion_tokens: the server's count, or
+    text: of the answer, its reasoning and its tool calls' arguments. ttft: to the first piece of text, 0 without text.
+    gaps: between pieces. completion_tokens: the server's count, or
     without one the number of pieces.
     """
 
@@ -161,13 +162,14 @@ async def _read_stream(response: aiohttp.ClientResponse, reply: Reply, start: fl
 
 
 def _take(answer: Mapping[str, Any], reply: Reply) -> bool:
-    """Add an answer, or a piece of one, to the reply; return True if it has text."""
+    """Add an answer, or a piece of one, to the reply; return True if it has text, such as arguments of a tool call."""
     if usage := answer.get("usage"):
         reply.prompt_tokens, reply.completion_tokens = usage["prompt_tokens"], usage["completion_tokens"]
     text = ""
     for choice in answer["choices"]:
         said = choice.get("message") or choice.get("delta") or choice
-        text = said.get("content") or said.get("reasoning_content") or said.get("text") or ""
+        arguments = "".join(call["function"].get("arguments") or "" for call in said.get("tool_calls") or ())
+        text = said.get("content") or said.get("reasoning_content") or said.get("text") or arguments
         reply.text += text
         reply.finish_reason = choice.get("finish_reason") or reply.finish_reason
     return bool(text)

@@ -3,11 +3,11 @@
 A drafter fits if its kind is served and it was trained for a model of this hidden size, vocabulary and number of
 layers. `outrider serve --model MODEL` takes the first drafter on this machine that fits. --drafter-path serves another,
 and fetches a public one by its name. Draft times come from the profile of a server that has used the drafter
-(`outrider tune`); --measure times a few drafts now, for a target of random weights.
+(`outrider tune`).
 
 examples:
   outrider drafters ./Qwen3-8B
-  outrider drafters Qwen/Qwen3-8B --measure
+  outrider drafters Qwen/Qwen3-8B
   outrider drafters Qwen3-8B-Q4_K_M.gguf --json
 """
 
@@ -18,13 +18,13 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
 from ..settings.settings import Settings
 
 if TYPE_CHECKING:
     from ..model.target import Model
     from ..settings.drafter_search import Candidate
 
+MOVED = {"--measure": "`outrider tune --model MODEL --drafter-path FOLDER`; this list then has the drafter's times"}
 SHAPE = {"hidden_size": "hidden size", "vocab_size": "vocabulary", "num_hidden_layers": "layers"}
 
 
@@ -41,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", nargs="?", help="folder, hub name or GGUF file (default: the embedded model)")
     add("--gamma", type=int, default=Settings().gamma, metavar="N", help="tokens of a draft (default: %(default)s)")
-    add("--measure", action="store_true", help="time a draft of each that is here and fits")
     add("--json", action="store_true", help="print the list as JSON")
 
 
@@ -54,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 
     model = target.find(settings.model)
     drafters = drafter_search.candidates(settings, model)
-    speeds = [_speed(settings, model, drafter, args.measure) if drafter.fits else None for drafter in drafters]
+    speeds = [_speed(settings, model, drafter) if drafter.fits else None for drafter in drafters]
     taken = next((drafter for drafter in drafters if drafter.fits), None)
     if args.json:
         print(json.dumps(_as_json(model, drafters, speeds, taken), indent=1))
@@ -101,42 +100,17 @@ def _as_json(
     return {"model": model.name, **shape, "auto": None if taken is None else taken.name, "drafters": drafters}
 
 
-def _speed(settings: Settings, model: Model, drafter: Candidate, measure: bool) -> Speed | None:
-    """Return the time of a draft, from a profile or measured now; None if unknown."""
-    from outrider.drafters import registry
-
-    settings = replace(settings, drafter=registry.serving(drafter.kind)[0], drafter_path=str(drafter.folder))
-    if measure:
-        return _measured(settings, model, drafter)
-    return _of_profile(settings, model)
-
-
-def _measured(settings: Settings, model: Model, drafter: Candidate) -> Speed:
-    import torch
-
-    from ..bench.draft_time import draft_seconds
-
-    assert drafter.folder is not None
-    device = settings.resolved_device
-    if device == "cpu":
-        torch.set_num_threads(settings.resolved_threads)
-    dtype = torch.float32 if settings.resolved_dtype == "float32" else torch.bfloat16
-    try:
-        seconds = draft_seconds(drafter.folder, model.config, dtype=dtype, gamma=settings.gamma, device=device)
-    except ValueError as error:
-        raise UserError(f"{drafter.name}: {error}") from None
-    return Speed(seconds, None, "measured")
-
-
-def _of_profile(settings: Settings, model: Model) -> Speed | None:
+def _speed(settings: Settings, model: Model, drafter: Candidate) -> Speed | None:
     """Return the times of this machine's profile with a drafter, whatever activations it was measured with."""
     import numpy as np
 
+    from outrider.drafters import registry
     from outrider.kernels.blocks import ACTIVATIONS
     from outrider.profiles import store
 
     from ..settings import profile_lookup
 
+    settings = replace(settings, drafter=registry.serving(drafter.kind)[0], drafter_path=str(drafter.folder))
     for activations in ACTIVATIONS:
         here = profile_lookup.fingerprint(replace(settings, activations=activations), model)
         if (profile := store.find(here, profile_lookup.roots())) is not None:

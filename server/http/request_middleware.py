@@ -27,9 +27,8 @@ logger = logging.getLogger(REQUESTS)
 ID_HEADER = "X-Request-Id"
 CLIENTS_ID = re.compile(rb"[!-~]{1,128}")
 """Ids accepted from clients. Any other is replaced, because ids appear in logs and answers."""
-FOR_CLIENTS = "/v1/"
-"""Prefix of routes that are cancelled when their client leaves. An administrator's measurement or adapter is
-completed."""
+FOR_CLIENTS = ("/v1/", "/outrider/tune")
+"""Prefixes of routes that are cancelled when their client leaves. A change of adapters is completed."""
 LEFT = 499
 """Status, in log and metrics, if the client left before the answer began; nginx uses the same."""
 PROBES = frozenset({"/health", "/ready", "/metrics"})

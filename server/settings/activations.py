@@ -8,14 +8,15 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from outrider.kernels.blocks import ACTIVATIONS, KINDS, block_depth, block_linear, group_blocks, pack_blocks
+from outrider.kernels.blocks import ACTIVATIONS, KINDS, block_depth, block_linear, pack_blocks
 from outrider.kernels.cache import cache_root
 from outrider.kernels.cpu import native
 from outrider.profiles import store
@@ -31,17 +32,9 @@ from .settings import Settings
 
 MARGIN = 1.1
 """Least ratio of float's time to int8's for which int8 is chosen: float is the more accurate of the two."""
-SAMPLE_BYTES = 32 << 20
-"""Bytes of a weight to multiply with, at most: more than caches hold, and quick to lay out."""
+DEPTH, SAMPLE_BYTES = 4096, 32 << 20
+"""Depth and bytes of the weight to multiply with: more than caches hold, and quick to lay out."""
 ROUNDS = 15
-
-
-class WeightSample(NamedTuple):
-    """rows: of the largest weight of a kind [outputs, bytes of a row]. weighing: bytes of all weights of that kind."""
-
-    rows: torch.Tensor
-    depth: int
-    weighing: int
 
 
 def with_activations(settings: Settings, model: Model, say: Callable[[str], None] = lambda line: None) -> Settings:
@@ -89,18 +82,12 @@ def obstacle(settings: Settings, model: Model) -> str | None:
     in_file = model.folder is not None and is_prepared(model.folder)
     if in_file and settings.parallel.tp_size > 1:
         return "a GGUF file over several ranks is expanded"
-    if not _kinds(model):
+    if not _bytes_by_kind(model):
         return (
             f"it is for weights in blocks (GGUF, AWQ, GPTQ), and {model.name} has none "
             "(--quantization int8 rounds its weights as well)"
         )
     return None
-
-
-def _groups_of(model: Model) -> int:
-    """Group size of an AWQ or GPTQ checkpoint, in numbers; 0 for any other model."""
-    config = model.config.get("quantization_config") or model.config.get("compression_config") or {}
-    return int(config.get("group_size") or 0)
 
 
 def measured(settings: Settings, model: Model) -> tuple[dict[str, float], Path]:
@@ -110,11 +97,12 @@ def measured(settings: Settings, model: Model) -> tuple[dict[str, float], Path]:
     """
     from filelock import FileLock
 
+    sizes = _bytes_by_kind(model)
     known: dict[str, Any] = {
         "processor": cpu_name(),
         "instruction_set": hardware.instruction_set(),
         "dtype": settings.resolved_dtype,
-        "kinds": _kinds(model),
+        "kinds": sorted(sizes),
     }
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:12]
     path = cache_root() / "activations" / f"{digest}.json"
@@ -123,10 +111,8 @@ def measured(settings: Settings, model: Model) -> tuple[dict[str, float], Path]:
         with FileLock(path.with_suffix(".lock")):
             choice = _read(path)
             if choice is None:
-                choice = _measure(settings, _samples(model))
+                choice = _measure(settings, sizes)
                 replace_files({path: json.dumps(known | {"milliseconds": choice}, indent=1) + "\n"})
-    except ValueError as error:
-        raise UserError(f"{model.name} has a weight that cannot be multiplied: {error}") from None
     except OSError as error:
         raise UserError(f"--activations auto keeps its choice in {path.parent}: {error}; name float or int8") from None
     return choice, path
@@ -141,52 +127,24 @@ def _read(path: Path) -> dict[str, float] | None:
     return None
 
 
-def _kinds(model: Model) -> list[str]:
-    """Return the kinds of the blocks that the model multiplies with, sorted."""
-    if model.folder is not None and is_prepared(model.folder):
-        return sorted({kind for kind, _, _ in _multiplied(GgufWeights(model.folder))})
-    return [f"GROUPS_{groups}"] if (groups := _groups_of(model)) else []
-
-
-def _multiplied(weights: GgufWeights) -> Iterator[tuple[str, str, int]]:
-    """Yield the kind, name and bytes of each weight of a file that is multiplied in blocks."""
+def _bytes_by_kind(model: Model) -> dict[str, int]:
+    """Return the bytes of all weights that the model multiplies in blocks, by kind. An AWQ or GPTQ checkpoint
+    has one kind, so that their number does not matter."""
+    if model.folder is None or not is_prepared(model.folder):
+        config = model.config.get("quantization_config") or model.config.get("compression_config") or {}
+        kind = f"GROUPS_{config.get('group_size')}"
+        return {kind: SAMPLE_BYTES} if kind in KINDS else {}
+    weights = GgufWeights(model.folder)
+    sizes = Counter[str]()
     for name, stored in weights.stored.items():
         looked_up = name == f"{EMBEDDING}.weight" and not weights.tied
         if stored.kind in KINDS and len(stored.shape) > 1 and not looked_up:
-            yield stored.kind, name, stored.size
+            sizes[stored.kind] += stored.size
+    return sizes
 
 
-def _samples(model: Model) -> dict[str, WeightSample]:
-    """Return some rows of the largest weight of each kind of blocks."""
-    if model.folder is None or not is_prepared(model.folder):
-        return _sample_of_groups(model)
-    weights = GgufWeights(model.folder)
-    largest: dict[str, tuple[int, str]] = {}
-    total: dict[str, int] = {}
-    for kind, name, size in _multiplied(weights):
-        largest[kind] = max(largest.get(kind, (0, "")), (size, name))
-        total[kind] = total.get(kind, 0) + size
-    samples = {}
-    for kind, (_, name) in largest.items():
-        depth = weights.stored[name].shape[-1]
-        rows = weights.raw(name).view(-1, depth // block_depth(kind) * KINDS[kind])
-        samples[kind] = WeightSample(rows[: max(1, SAMPLE_BYTES // rows.shape[1])].clone(), depth, total[kind])
-    return samples
-
-
-def _sample_of_groups(model: Model) -> dict[str, WeightSample]:
-    """Return random codes in a layer's shape: a checkpoint's come in several orders, and values do not matter."""
-    groups = _groups_of(model)
-    depth = -(-int(model.config.get("hidden_size") or 4096) // groups) * groups
-    outputs = min(int(model.config.get("intermediate_size") or depth), max(1, SAMPLE_BYTES * 2 // depth))
-    codes = torch.randint(0, 16, (outputs, depth), dtype=torch.uint8)
-    shared = (outputs, depth // groups)
-    rows, kind = group_blocks(codes, torch.full(shared, 8), torch.full(shared, 2.0**-8))
-    return {kind: WeightSample(rows, depth, rows.numel())}
-
-
-def _measure(settings: Settings, samples: dict[str, WeightSample]) -> dict[str, float]:
-    """Return the milliseconds of one row through all blocks of a model, by activations.
+def _measure(settings: Settings, sizes: Mapping[str, int]) -> dict[str, float]:
+    """Return the milliseconds of one row through so many bytes of blocks of each kind, by activations.
 
     Takes the processor time of one thread, the shortest of several turns: other work on the machine disturbs it least,
     and a busy moment must not decide for good.
@@ -195,9 +153,12 @@ def _measure(settings: Settings, samples: dict[str, WeightSample]) -> dict[str, 
     torch.set_num_threads(1)
     total = dict.fromkeys(ACTIVATIONS, 0.0)
     try:
-        for kind, (rows, depth, weighing) in samples.items():
-            x = torch.randn(1, depth, dtype=getattr(torch, settings.resolved_dtype))
-            arms = {name: pack_blocks(rows, kind, len(rows), depth, activations=name) for name in ACTIVATIONS}
+        x = torch.randn(1, DEPTH, dtype=getattr(torch, settings.resolved_dtype))
+        for kind, size in sizes.items():
+            width = DEPTH // block_depth(kind) * KINDS[kind]
+            # Small numbers wherever a scale may be: values do not matter, as long as none is denormal or infinite.
+            rows = torch.randint(16, 48, (SAMPLE_BYTES // width, width), dtype=torch.uint8)
+            arms = {name: pack_blocks(rows, kind, len(rows), DEPTH, activations=name) for name in ACTIVATIONS}
             shortest = dict.fromkeys(arms, float("inf"))
             for _ in range(ROUNDS):
                 for name, weight in arms.items():
@@ -205,7 +166,7 @@ def _measure(settings: Settings, samples: dict[str, WeightSample]) -> dict[str, 
                     block_linear(x, weight)
                     shortest[name] = min(shortest[name], time.thread_time() - start)
             for name, seconds in shortest.items():
-                total[name] += seconds * 1e3 * weighing / rows.numel()
+                total[name] += seconds * 1e3 * size / rows.numel()
     finally:
         torch.set_num_threads(before)
     return total

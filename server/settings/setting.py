@@ -13,7 +13,6 @@ from ..errors import UserError
 FLAG = "flag"
 METAVARS: dict[type, str] = {int: "N", float: "S", Path: "FILE"}
 """Metavars of flags that name none: a number, seconds, a file."""
-TABLE_BEGINS, TABLE_ENDS = "<!-- flags: written by `make format` -->", "<!-- /flags -->"
 
 
 class Flags(Protocol):
@@ -90,7 +89,7 @@ def add_flags(parser: Flags, settings: type, names: Iterable[str], **changed: di
 
 def _argparse_options(each: Field[Any], flag: Flag, annotation: Any) -> dict[str, Any]:
     default = next(filter(None, map(os.environ.get, flag.environment)), each.default)
-    shown = _default_in_words(each, flag)
+    shown = default_in_words(each, flag)
     text = _plain(flag.help + (f" (default: {shown})" if shown else ""))
     options: dict[str, Any] = {"default": default, "help": text.replace("%", "%%")}
     kind = next(kind for kind in (bool, int, float, Path, tuple, str) if _is(annotation, kind))
@@ -113,7 +112,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(","))
 
 
-def _default_in_words(each: Field[Any], flag: Flag) -> str:
+def default_in_words(each: Field[Any], flag: Flag) -> str:
     if flag.unset or each.default is None:
         return flag.unset
     if isinstance(each.default, bool):
@@ -128,23 +127,3 @@ def _plain(markdown: str) -> str:
         before, _, rest = words.partition("](")
         words = "".join(before.rsplit("[", 1)) + rest.partition(")")[2]
     return words
-
-
-def table(settings: type) -> str:
-    """Return a Markdown table of all flags, for server/README."""
-    lines = ["| flag | default | what it does |", "|---|---|---|"]
-    for each, flag in declared(settings):
-        negated = f", `{name_of(each.name).replace('--', '--no-')}`" if each.default is True else ""
-        default = _default_in_words(each, flag) or ("no" if each.default is False else "none")
-        default = default if flag.unset or each.default is None or isinstance(each.default, bool) else f"`{default}`"
-        unnamed = [f"`{choice}`" for choice in flag.choices if f"`{choice}`" not in flag.help + default]
-        help = flag.help + (f"; also {', '.join(unnamed)}" if unnamed else "")
-        lines.append(f"| `{name_of(each.name)}`{negated} | {default} | {help} |")
-    return "\n".join(lines)
-
-
-def with_table(document: str, settings: type) -> str:
-    """Return the document with an up-to-date table between the two marks."""
-    before, _, rest = document.partition(TABLE_BEGINS)
-    _, _, after = rest.partition(TABLE_ENDS)
-    return f"{before}{TABLE_BEGINS}\n{table(settings)}\n{TABLE_ENDS}{after}"

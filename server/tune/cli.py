@@ -15,33 +15,35 @@ examples:
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
 import shlex
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from .. import pictures
 from ..errors import UserError
 from ..processes import session
 from ..prompt_files import read_mixed_questions
-from ..settings.flags import MOVED as MOVED
+from ..settings.flags import MOVED as FLAGS_MOVED
 from ..settings.flags import add_engine_flags, add_unmasking_flags, settings_of
 from ..settings.resolve import Resolved, resolve_to_measure
 from .effort import THOROUGH, Effort
-from .events import Event, Failed, Finished, Progress, from_line
+from .grid import Progress
 from .request import BadOption, TuneRequest
 
 if TYPE_CHECKING:
     from ..processes.engine import Engine
+
+MOVED = {**FLAGS_MOVED, "--pictures": "`python tests/measure/profile_picture.py` in a checkout"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,29 +64,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="prompts for the calibration (default: code, math and chat)",
     )
-    add("--pictures", type=Path, metavar="FOLDER", help="save pictures of steps and calibration there")
 
 
 def run(args: argparse.Namespace) -> int:
     request = _request(args)
     if args.server:
         return _run_there(args, request)
-    if args.pictures:
-        pictures.require("--pictures")
     resolved = resolve_to_measure(settings_of(args), request.name)
     # Each once: questions that judge the calibration must not be among the ones it is fitted to.
     questions = list(dict.fromkeys(read_mixed_questions(args.prompts))) if args.prompts else None
 
     async def measurement(engine: Engine) -> None:
-        await _measure(engine, resolved, request.effort, questions, args.pictures)
+        await _measure(engine, resolved, request.effort, questions)
 
     session.run(resolved, measurement)
     return 0
 
 
-async def _measure(
-    engine: Engine, resolved: Resolved, effort: Effort, questions: list[str] | None, folder: Path | None
-) -> None:
+async def _measure(engine: Engine, resolved: Resolved, effort: Effort, questions: list[str] | None) -> None:
     from . import measure
 
     how = shlex.join(["outrider", *sys.argv[1:]])
@@ -92,8 +89,6 @@ async def _measure(
         tuned = await measure.tune(engine, resolved, effort, questions=questions, how=how, progress=show)
     print(tuned.table())
     print(f"saved to {tuned.profile.folder}")
-    if folder:
-        tuned.draw(folder)
 
 
 def _request(args: argparse.Namespace) -> TuneRequest:
@@ -104,56 +99,41 @@ def _request(args: argparse.Namespace) -> TuneRequest:
 
 
 @contextmanager
-def progress_bars() -> Iterator[Callable[[Progress], None]]:
+def progress_bars() -> Iterator[Progress]:
     """Show progress by a bar per task."""
     bars: dict[str, tqdm[Any]] = {}
     with ExitStack() as stack:
 
-        def show(progress: Progress) -> None:
-            bar = bars.get(progress.what)
-            if bar is None or progress.done < bar.n:  # the same task again, for another part
-                bar = bars[progress.what] = stack.enter_context(tqdm(total=progress.total, desc=progress.what))
-            bar.update(progress.done - bar.n)
+        def show(what: str, done: int, total: int) -> None:
+            bar = bars.get(what)
+            if bar is None or done < bar.n:  # the same task again, for another part
+                bar = bars[what] = stack.enter_context(tqdm(total=total, desc=what))
+            bar.update(done - bar.n)
 
         yield show
 
 
 def _run_there(args: argparse.Namespace, request: TuneRequest) -> int:
-    """Let a running server measure itself, and show its events."""
-    if args.prompts or args.pictures:
-        raise UserError("--prompts and --pictures go without --server: the server measures with its own prompts")
+    """Let a running server measure itself, and show the result."""
+    if args.prompts:
+        raise UserError("--prompts goes without --server: the server measures with its own prompts")
     if not args.server.startswith(("http://", "https://")):
         raise UserError(f"--server is an address like http://127.0.0.1:30000, not {args.server!r}")
     headers = {"Content-Type": "application/json"}
     if args.api_key:
         headers["Authorization"] = f"Bearer {args.api_key}"
-    url = args.server.rstrip("/") + "/outrider/tune"
-    body = json.dumps(asdict(request)).encode()
-    with progress_bars() as show:
-        for event in _events(urllib.request.Request(url, body, headers, method="POST")):
-            match event:
-                case Progress():
-                    show(event)
-                case Failed(error):
-                    raise UserError(f"the server could not be measured: {error}")
-                case Finished(table, folder):
-                    print(table)
-                    print(f"saved to {folder} on the server's machine, and in use there")
-                    return 0
-    raise UserError("the server stopped measuring without a result; its log says more")
-
-
-def _events(request: urllib.request.Request) -> Iterator[Event]:
+    url, body = args.server.rstrip("/") + "/outrider/tune", json.dumps(asdict(request)).encode()
+    print("measuring; the server's log shows the progress", flush=True)
     try:
-        with urllib.request.urlopen(request) as answer:
-            for line in answer:
-                yield from_line(line)
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers, method="POST")) as answer:
+            tuned = json.load(answer)
     except urllib.error.HTTPError as error:
         text = error.read().decode(errors="replace")
-        try:
+        with suppress(ValueError, KeyError, TypeError):
             text = json.loads(text)["error"]["message"]
-        except (ValueError, KeyError, TypeError):
-            text = text[:200]
-        raise UserError(f"the server refused: {text}") from None
-    except OSError as error:
+        raise UserError(f"the server was not measured: {text[:500]}") from None
+    except (OSError, http.client.HTTPException) as error:
         raise UserError(f"no server answers there: {error}") from None
+    print(tuned["table"])
+    print(f"saved to {tuned['folder']} on the server's machine, and in use there")
+    return 0

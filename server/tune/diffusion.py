@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial as partial_of
 from typing import TYPE_CHECKING, Any
@@ -30,8 +30,7 @@ from ..settings.profile_lookup import graph_fingerprint
 from ..settings.settings import Settings
 from . import result
 from .effort import MARGIN_STEPS, Capacity, Effort, Shape
-from .events import Progress
-from .grid import Run, answer_all, capacity_of, measure_grid, merge_refined, prompt_of
+from .grid import Progress, Run, answer_all, capacity_of, measure_grid, merge_refined, prompt_of
 from .report import TunedGraphs
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ async def tune(
     effort: Effort,
     questions: Sequence[str] | None,
     how: str,
-    progress: Callable[[Progress], None],
+    progress: Progress,
     refined: Profile | None,
     run: Run,
 ) -> TunedGraphs:

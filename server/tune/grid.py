@@ -12,13 +12,14 @@ from outrider.profiles.store import Profile
 from outrider.scheduler.cost.step_times import Point
 
 from .effort import Capacity, Effort, Shape
-from .events import Progress
 from .idle import IdleBudget
 
 if TYPE_CHECKING:
     from ..processes.engine import Engine
 
 T = TypeVar("T")
+Progress = Callable[[str, int, int], None]
+"""Receives the name of a task, the units done and their total."""
 
 CONCURRENCY = 8
 """Answers written at a time."""
@@ -49,7 +50,7 @@ async def measure_grid(
     measure_shape: Callable[[Any, Shape, int], Awaitable[list[Point]]],
     effort: Effort,
     partial: PartialMeasurement,
-    progress: Callable[[Progress], None],
+    progress: Progress,
     run: Run,
 ) -> list[Point]:
     """Time every shape `effort.rounds` times in turn, minus the times in `partial`; return all points of these shapes.
@@ -73,7 +74,7 @@ async def measure_grid(
         if times[shape.requests, shape.tokens, shape.total_context(effort.steps)] <= round_number:
             for point in await measure(shape):
                 partial.add(point)
-        progress(Progress("step times", number + 1, total))
+        progress("step times", number + 1, total)
     if not (points := points_of(partial.points, shapes, effort.steps)):
         raise RuntimeError("no step ran alone; is the server busy?")
     return points
@@ -96,7 +97,7 @@ async def answer_all(
     questions: Sequence[tuple[str, float]],
     answer: Callable[[Sequence[tuple[str, float]]], Awaitable[T]],
     seconds: float | None,
-    progress: Callable[[Progress], None],
+    progress: Progress,
     run: Run,
 ) -> list[T]:
     """Return results of `answer`, for a few questions at a time, until `seconds` of work are spent; None: for all.
@@ -107,5 +108,5 @@ async def answer_all(
             break
         part = questions[start : start + CONCURRENCY]
         results.append(await run(budget.timed(partial_of(answer, part))))
-        progress(Progress("answers", start + len(part), len(questions)))
+        progress("answers", start + len(part), len(questions))
     return results

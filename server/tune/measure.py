@@ -27,8 +27,7 @@ from ..processes import client
 from ..prompt_files import BUILT_IN, read_questions, with_temperatures
 from . import diffusion, result
 from .effort import MARGIN_STEPS, QUICK, QUICK_ON_GPU, Effort, Shape
-from .events import Progress
-from .grid import CONCURRENCY, Run, answer_all, capacity_of, measure_grid, merge_refined, prompt_of
+from .grid import CONCURRENCY, Progress, Run, answer_all, capacity_of, measure_grid, merge_refined, prompt_of
 from .idle import run_now
 from .prefill import measure_prefills
 from .report import Tuned, TunedGraphs
@@ -133,7 +132,7 @@ async def tune(
     *,
     questions: Sequence[str] | None = None,
     how: str = "at start",
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Progress = lambda what, done, total: None,
     refined: Profile | None = None,
     run: Run = run_now,
 ) -> Tuned | TunedGraphs:

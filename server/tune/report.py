@@ -1,20 +1,16 @@
-"""The result of a measurement for people: a line, tables, pictures."""
+"""The result of a measurement for people: a line, tables."""
 
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from outrider.profiles.plots import plot_graphs, plot_steps_per_second
 from outrider.profiles.store import Profile
 from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.spiffy.calibration import NodeCounts, steps_ahead
 from outrider.scheduler.spiffy.graph import ROOT, DraftGraph
-
-from .. import pictures
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +56,6 @@ class Tuned:
                 lines.append(f"{title:>12} " + " ".join(f"{error:6.1%}" for error in errors))
         return "\n".join(lines)
 
-    def draw(self, folder: Path) -> None:
-        """Save steps-per-second.png; needs matplotlib."""
-        _draw_steps(self.profile, folder)
-
 
 @dataclass(frozen=True, slots=True)
 class TunedGraphs:
@@ -107,15 +99,3 @@ class TunedGraphs:
                 share = counts.nodes[node] / max(counts.roots, 1)
                 lines.append(f"{number + 1:>4} {share:6.1%} behind {behind:<14} {pairs}")
         return "\n".join(lines)
-
-    def draw(self, folder: Path) -> None:
-        """Save steps-per-second.png and draft-graphs.png; needs matplotlib."""
-        _draw_steps(self.profile, folder)
-        with pictures.figure(folder / "draft-graphs.png") as figure:
-            plot_graphs(self.graphs, self.counts, figure)
-
-
-def _draw_steps(profile: Profile, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    with pictures.figure(folder / "steps-per-second.png") as figure:
-        plot_steps_per_second(profile.cost(), figure)

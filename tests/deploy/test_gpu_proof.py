@@ -15,7 +15,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "deploy" / "gpu"
+FOLDER = ROOT / "tests" / "gpu" / "proof"
 
 
 def load(path: Path) -> ModuleType:

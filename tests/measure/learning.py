@@ -33,10 +33,10 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import script
+from performance import table
 
 from outrider.server.bench import harness, record, remote, server_processes
 from outrider.server.bench.remote import Remote
-from outrider.server.bench.report import table
 from outrider.server.bench.server_processes import LEARNER, ServerProcesses
 from outrider.server.errors import UserError
 from outrider.server.prompt_files import read_mixed_questions, read_questions

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import learning
+import performance
 import pytest
 import script
 from aiohttp import web
 from small_openai import SmallServer, answer
 
-from outrider.server.bench import record, report
+from outrider.server.bench import record
 from outrider.server.prompt_files import read_questions
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +90,7 @@ def test_held_out_prompts_are_not_stored_and_show_the_gain(tmp_path: Path, capsy
     assert 0 < results["first_promotion_seconds"] <= 5.1
     assert (results["promotions"], results["rollbacks"], results["changed_texts"]) == (1, 0, 0)
     assert "| held | 1.00 | 3.00 | 3.00 |" in shown
-    assert "| held | 1.00 → 3.00 = 3.00 × |" in report.page({"learn.json": written})
+    assert "| held | 1.00 → 3.00 = 3.00 × |" in performance.page({"learn.json": written})
 
 
 def test_a_changed_greedy_text_is_a_fault(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ def test_a_picture_that_cannot_be_drawn_is_refused(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     "words",
     [
-        ["tune", "--pictures", "."],
         ["bench", "load", "--prompts", __file__, "--plot", "a.png"],
         ["bench", "load", "--url", "http://127.0.0.1:9", "--plot", "a.png"],
     ],

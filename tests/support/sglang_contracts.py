@@ -353,7 +353,7 @@ def report() -> list[str]:
         lines.append(f"Outrider does not fit it: {str(error).splitlines()[-1]}")
         places = read()["files"]
     listed = families.SERVED.union(*(each.names.split() for each in families.REFUSED))
-    new = [f"{name} is not in server/model/families.py" for name in sorted(architectures() - listed)]
+    new = [f"{name} is not in server/model/families.toml" for name in sorted(architectures() - listed)]
     return [*lines, *differences(places), *new]
 
 

@@ -16,7 +16,7 @@ wait under overload. Each load is a row; docs/loadtest.md explains columns and s
 If prompt lengths differ, a second table has the gaps between pieces of an answer, and TTFT by prompt length.
 
 Several servers (--url ours=http://… vllm=http://…) take turns, round by round; only one has load at a time. "× ours" is
-the ratio of throughputs in the same round. Scripts in deploy/peers start other engines.
+the ratio of throughputs in the same round. Scripts in tests/measure/peers start other engines.
 
 Without --url and --scenario, an engine starts here and arms take turns on it, round by round: "off" (no drafts),
 "verify all", "planned", and only if named "across": planned, with lookup in the round's other texts. A block-diffusion

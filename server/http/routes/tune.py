@@ -1,18 +1,17 @@
 """POST /outrider/tune: the running server measures itself and goes on with the new profile.
 
-The body is a `TuneRequest`. The answer is a line of JSON per event of the measurement, the last one its result.
+The body is a `TuneRequest`. The answer comes when the measurement is done; the log shows its progress.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
 
 from fastapi import FastAPI, Request
-from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
 
 from ...processes.engine import Engine
 from ...settings.resolve import Resolved
 from ...tune import measure
-from ...tune.events import Event, Failed, Finished, to_line
 from ...tune.request import TuneRequest
 from .. import openapi
 from ..errors import ApiError
@@ -20,17 +19,22 @@ from ..lifecycle import Lifecycle
 from ..requests import receive
 from ..requests.validation import Limits
 
+logger = logging.getLogger(__name__)
+
+
+class TuneResult(BaseModel):
+    """table: the measurement for people. folder: of the profile, on the server's machine."""
+
+    table: str
+    folder: str
+
 
 def install(app: FastAPI, resolved: Resolved, engine: Engine, lifecycle: Lifecycle, limits: Limits) -> None:
     """Add the route; one measurement at a time, and only while the server is idle."""
     settings, busy = resolved.settings, asyncio.Lock()
 
-    @app.post(
-        "/outrider/tune",
-        openapi_extra=openapi.request_body(TuneRequest),
-        responses=openapi.responses(kind="application/x-ndjson", text="a line of JSON per event, the last the result"),
-    )
-    async def tune_server(raw: Request) -> StreamingResponse:
+    @app.post("/outrider/tune", openapi_extra=openapi.request_body(TuneRequest))
+    async def tune_server(raw: Request) -> TuneResult:
         request = await receive.receive_as(TuneRequest, raw, limits)
         if not settings.profiled:
             raise ApiError(
@@ -38,31 +42,15 @@ def install(app: FastAPI, resolved: Resolved, engine: Engine, lifecycle: Lifecyc
             )
         if busy.locked() or lifecycle.in_flight > 1 or not lifecycle.accepting:
             raise ApiError("the server is busy; a measurement needs it idle", status=409, code="conflict")
-        return StreamingResponse(_lines(busy, request, resolved, engine), media_type="application/x-ndjson")
-
-
-async def _lines(busy: asyncio.Lock, request: TuneRequest, resolved: Resolved, engine: Engine) -> AsyncIterator[str]:
-    events: asyncio.Queue[Event | None] = asyncio.Queue()
-
-    async def work() -> None:
-        try:
-            tuned = await measure.tune(
-                engine,
-                resolved.to_measure(request.name),
-                request.effort,
-                how="outrider tune --server",
-                progress=events.put_nowait,
-            )
-            events.put_nowait(Finished(tuned.table(), str(tuned.profile.folder)))
-        except (OSError, ValueError, RuntimeError) as error:
-            events.put_nowait(Failed(str(error)))
-        finally:
-            events.put_nowait(None)
-
-    async with busy:
-        task = asyncio.create_task(work())
-        try:
-            while (event := await events.get()) is not None:
-                yield to_line(event)
-        finally:
-            task.cancel()
+        async with busy:
+            try:
+                tuned = await measure.tune(
+                    engine,
+                    resolved.to_measure(request.name),
+                    request.effort,
+                    how="outrider tune --server",
+                    progress=lambda what, done, total: logger.info("measuring: %s, %d of %d", what, done, total),
+                )
+            except (OSError, ValueError, RuntimeError) as error:
+                raise ApiError(f"not measured: {error}", status=500) from error
+        return TuneResult(table=tuned.table(), folder=str(tuned.profile.folder))

@@ -1,4 +1,4 @@
-"""Scripts of deploy/peers start other engines as OpenAI servers."""
+"""Scripts of tests/measure/peers start other engines as OpenAI servers."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from running import wait_until
 
 from outrider.server.bench import remote
 
-PEERS = Path(__file__).parents[3] / "deploy" / "peers"
+PEERS = Path(__file__).parents[3] / "tests" / "measure" / "peers"
 PIPELINE = '''
 class SchedulerConfig: pass
 class GenerationConfig: pass

@@ -29,12 +29,6 @@ def test_every_architecture_is_served_or_refused() -> None:
     assert sorted(listed.keys() - architectures() - {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}) == []
 
 
-def test_the_readme_lists_these() -> None:
-    readme = (Path(__file__).parents[3] / "server" / "README.md").read_text()
-    assert families.BEGINS in readme
-    assert readme == families.with_table(readme), "run `make format`"
-
-
 @pytest.mark.parametrize("refused", REFUSED, ids=lambda each: each.names.split()[0])
 def test_unsupported_models_are_refused_in_one_line(refused: families.Refused) -> None:
     for name in refused.names.split():

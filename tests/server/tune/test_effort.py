@@ -1,4 +1,4 @@
-"""Options of a measurement, by flags and HTTP, and its events."""
+"""Options of a measurement, by flags and HTTP, and its shapes."""
 
 import argparse
 from types import SimpleNamespace
@@ -8,10 +8,9 @@ import pytest
 
 from outrider.scheduler.buckets import TokenBuckets
 from outrider.server.errors import UserError
-from outrider.server.tune import cli, events
+from outrider.server.tune import cli
 from outrider.server.tune.diffusion import Rounds
 from outrider.server.tune.effort import MARGIN_STEPS, QUICK, THOROUGH, Capacity, Effort, Shape
-from outrider.server.tune.events import Failed, Finished, Progress
 from outrider.server.tune.grid import capacity_of
 from outrider.server.tune.request import BadOption, TuneRequest
 
@@ -113,16 +112,3 @@ def test_an_engine_too_small_for_any_shape_is_an_error() -> None:
             RuntimeError, match=f"of {capacity.cache} tokens and contexts of {capacity.context} hold no step"
         ):
             QUICK.shapes(7, 7, capacity)
-
-
-@pytest.mark.parametrize(
-    ("event", "line"),
-    [
-        (Progress("answers", 3, 12), '{"progress": ["answers", 3, 12]}\n'),
-        (Finished("a\nb", "/x"), '{"table": "a\\nb", "folder": "/x"}\n'),
-        (Failed("busy"), '{"error": "busy"}\n'),
-    ],
-)
-def test_events_as_lines(event: events.Event, line: str) -> None:
-    assert events.to_line(event) == line
-    assert events.from_line(line.encode()) == event

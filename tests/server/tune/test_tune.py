@@ -65,7 +65,7 @@ def profile(cache: Path, engine: tuple[str, ...]) -> Path:
     first.wait()
     kept = measured(partial)
     assert len(kept) >= 3, (cache / "first").read_text()
-    second = run_forked(*QUICK, *engine, "--pictures", str(cache / "pictures"))
+    second = run_forked(*QUICK, *engine)
     assert second.returncode == 0, second.stderr
     assert "Calibration error (ECE)" in second.stdout
     folder = cache / "profiles" / "mine"
@@ -79,7 +79,7 @@ def profile(cache: Path, engine: tuple[str, ...]) -> Path:
 
 
 @pytest.mark.server
-def test_the_measured_profile_is_complete(profile: Path, cache: Path) -> None:
+def test_the_measured_profile_is_complete(profile: Path) -> None:
     content = json.loads((profile / "profile.json").read_text())
     points = content["points"]
     assert {32, 128} <= {prefill["tokens"] for prefill in content["prefills"]}
@@ -89,7 +89,6 @@ def test_the_measured_profile_is_complete(profile: Path, cache: Path) -> None:
     drafts = {case: max(found.samples) for case, found in zip(CLASSES, table.by_class, strict=True)}
     assert table.gamma == 7
     assert drafts["greedy, lookup"] > drafts["greedy, model"] == drafts["sampled, model"] == 0
-    assert (cache / "pictures" / "steps-per-second.png").read_bytes().startswith(b"\x89PNG")
 
 
 def refinement_yields(server: Server, partial: Path) -> None:

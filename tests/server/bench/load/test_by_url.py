@@ -16,7 +16,7 @@ from aiohttp import web
 from small_openai import SmallServer, answer, load, send
 
 from outrider.server import pictures
-from outrider.server.bench import record
+from outrider.server.bench import record, remote
 from outrider.server.bench.load import arrivals, report, scenario
 from outrider.server.bench.load.generate import Record
 from outrider.server.bench.load.scenario import Bursts, Objectives, Rate
@@ -190,6 +190,27 @@ def test_failures_are_reported_separately(capsys: pytest.CaptureFixture[str]) ->
     for failure in ("429: 4", "stream: 8", "timeout: 4"):
         assert failure in shown
     assert "4/20" in shown
+
+
+def test_the_first_token_of_a_tool_call_is_of_its_arguments() -> None:
+    async def calling(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for function in ({"name": "look", "arguments": None}, {"arguments": '{"a": '}, {"arguments": "1}"}):
+            await send(response, {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": function}]}}]})
+            await asyncio.sleep(0.1)
+        await send(response, {"choices": [{"delta": {}, "finish_reason": "tool_calls"}]})
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def ask(url: str) -> Reply:
+        async with remote.connect(url) as server:
+            return await server.ask(remote.CHAT, {"stream": True}, timeout=10)
+
+    with SmallServer(calling) as server:
+        reply = asyncio.run(ask(server.url))
+    assert (reply.text, reply.failure, reply.completion_tokens, len(reply.gaps)) == ('{"a": 1}', "", 2, 1)
+    assert 0 < reply.ttft <= reply.seconds - reply.gaps[0]
 
 
 def test_lengths_are_in_the_tokens_of_the_server(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from profile_picture import plot_steps_per_second
 from profile_samples import POINTS
 
-from outrider.profiles.plots import plot_steps_per_second
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
 

@@ -1,19 +1,38 @@
-"""Pictures of a profile: its steps, its draft graphs."""
+"""Draw a profile's steps: steps-per-second.png in its folder.
+
+examples:
+  python tests/measure/profile_picture.py profiles/shipped/*
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import argparse
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import script
 
+from outrider.profiles import store
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import level_contexts
-from outrider.scheduler.spiffy.calibration import NodeCounts
-from outrider.scheduler.spiffy.graph import DraftGraph
+from outrider.server import pictures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("profiles", nargs="+", type=Path, metavar="FOLDER", help="profiles")
+
+
+def run(args: argparse.Namespace) -> int:
+    pictures.require("the picture")
+    for folder in args.profiles:
+        with pictures.figure(folder / "steps-per-second.png") as figure:
+            plot_steps_per_second(store.read(folder).cost(), figure)
+    return 0
 
 
 def plot_steps_per_second(cost: StepCost, figure: Figure) -> None:
@@ -43,16 +62,5 @@ def plot_steps_per_second(cost: StepCost, figure: Figure) -> None:
     axis.legend(title="requests")
 
 
-def plot_graphs(graphs: Mapping[str, DraftGraph], counts: Mapping[str, NodeCounts], figure: Figure) -> None:
-    """Draw how often base decoding comes to each state of the draft graphs: a panel per class, a bar per node, coloured
-    by how many steps lead to it."""
-    figure.set_size_inches(5 * len(graphs), 3.5)
-    panels = figure.subplots(1, len(graphs), squeeze=False)[0]
-    for axis, (name, graph) in zip(panels, graphs.items(), strict=True):
-        shares = [counts[name].nodes[node] / max(counts[name].roots, 1) for node in graph.nodes]
-        labels = [" ".join(f"{i},{j}" for i, j in sorted(node)) for node in graph.nodes]
-        axis.barh(labels, shares, color=[f"C{depth - 1}" for depth in graph.depths.tolist()])
-        axis.invert_yaxis()
-        axis.set_title(name, fontsize=9)
-        axis.set_xlabel("share of states that come to it")
-    panels[0].set_ylabel("node: position rank, token rank")
+if __name__ == "__main__":
+    sys.exit(script.main(sys.modules[__name__]))

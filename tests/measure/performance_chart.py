@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from .report_rows import Record
+from performance_rows import Record
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,7 +1,7 @@
 """A GGUF file of random weights for comparing speed, in a model's exact shape and Q4_K_M's mix of types; its text is
 noise. The tokenizer is the embedded model's, with extra words up to the model's vocabulary.
 
-    python deploy/peers/random_gguf.py qwen3-0.6b model.gguf
+    python tests/measure/peers/random_gguf.py qwen3-0.6b model.gguf
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Sessions of a coding agent, for `outrider bench load --concurrency 1 --count 10 --arms planned across`.
 
-    python deploy/loadtest/sessions.py --out sessions.jsonl
+    python tests/measure/sessions.py --out sessions.jsonl
 
 Each session has ten turns. A turn is one prompt: a file, a tool's answer, a task. A session's two files, each with its
 task, and two tool answers recur; prompts differ, since each states its turn.

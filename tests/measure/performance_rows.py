@@ -1,4 +1,4 @@
-"""The tables of `outrider bench report`: columns and rows from a record of each question."""
+"""The tables of docs/performance.md: columns and rows from a record of each question."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -6,7 +6,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from . import harness
+from outrider.server.bench import harness
 
 Record = Mapping[str, Any]
 Row = Sequence[str]

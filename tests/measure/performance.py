@@ -5,22 +5,25 @@ of drafter weights that are no longer shipped is left out, unless it measures le
 
 examples:
   outrider bench load --prompts profiles/prompts.jsonl --concurrency 1,8,32 --json profiles/results/load-amx.json
-  outrider bench report
+  python tests/measure/performance.py
 """
 
 import argparse
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from outrider.profiles.fingerprint import folder_digest
+import performance_chart
+import script
+from performance_rows import QUESTIONS, Record, Row, model
 
-from .. import pictures
-from ..errors import UserError
-from ..settings.checkpoints import WEIGHTS
-from . import harness, record, speed_chart
-from .report_rows import QUESTIONS, Record, Row, model
+from outrider.profiles.fingerprint import folder_digest
+from outrider.server import pictures
+from outrider.server.bench import harness, record
+from outrider.server.errors import UserError
+from outrider.server.settings.checkpoints import WEIGHTS
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE, CHART = ROOT / "profiles" / "results", ROOT / "docs" / "performance.md", ROOT / "docs" / "speed.svg"
@@ -43,9 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if not (records := read_all(args.results)):
         raise UserError(f"--results {args.results} has no records of today's weights: `outrider bench load --json`")
-    pictures.require("bench report")
-    if not PAGE.is_file():
-        raise UserError(f"{PAGE} is missing: this command writes into a checkout of Outrider")
+    pictures.require("README's chart")
     PAGE.write_text(page(records))
     draw_chart(records, CHART)
     harness.log(f"{PAGE} holds {len(records)} records")
@@ -104,17 +105,17 @@ def page(records: Mapping[str, Record]) -> str:
 
 
 def draw_chart(records: Mapping[str, Record], path: Path) -> None:
-    """Draw `speed_chart`: a panel for each processor on which other engines served the embedded model."""
+    """Draw `performance_chart`: a panel for each processor on which other engines served the embedded model."""
     panels = {}
     for one in records.values():
         if (
             one["question"] == "load by URL"
             and model(one) == EMBEDDED
-            and not speed_chart.OTHERS.isdisjoint(one["models"])
+            and not performance_chart.OTHERS.isdisjoint(one["models"])
         ):
-            panels[f"{model(one)} on {machine(one)}"] = speed_chart.speeds(one)
+            panels[f"{model(one)} on {machine(one)}"] = performance_chart.speeds(one)
     with pictures.figure(path) as figure:
-        speed_chart.draw(figure, panels)
+        performance_chart.draw(figure, panels)
 
 
 def merged(records: Iterable[Record]) -> list[Record]:
@@ -142,3 +143,7 @@ def machine(one: Record) -> str:
 def table(columns: Sequence[str], rows: Iterable[Row]) -> str:
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(script.main(sys.modules[__name__]))

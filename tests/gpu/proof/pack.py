@@ -24,7 +24,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parents[2]
 MOST = 16_000_000
 """Most bytes of an archive."""
 FATBIN, FATBIN_MAGIC, ELF = ".nv_fatbin", b"\x50\xed\x55\xba", b"\x7fELF"
@@ -44,7 +44,9 @@ CHANGED = {
     )
 }
 """Changes of packages' files: the text to find and its replacement."""
-LARGE = re.compile(r"drafters/weights/(?!smollm2-135m-instruct/dspark/)|docs/.*\.png|profiles/results/|deploy/(?!gpu/)")
+LARGE = re.compile(
+    r"drafters/weights/(?!smollm2-135m-instruct/dspark/)|docs/.*\.png|profiles/results/|deploy/|tests/gpu/proof/"
+)
 """Tracked files that the proof does not need."""
 ATTENTION = re.compile(
     rb"CollectiveMainloopFwdSm90ILi\d+EN4cute5tupleIJNS\d+_1CILi1EEES\w+_S\w+_EEENS\d+_IJ(.*?)EEELi(\d+)ENS_(\w+?)EfNS_4arch"

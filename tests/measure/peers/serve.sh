@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Serve a model with another engine on 127.0.0.1, for comparison with ours:
 #
-#   deploy/peers/serve.sh llama.cpp|openvino FILE.gguf PORT
-#   deploy/peers/serve.sh sglang|vllm FOLDER PORT
+#   tests/measure/peers/serve.sh llama.cpp|openvino FILE.gguf PORT
+#   tests/measure/peers/serve.sh sglang|vllm FOLDER PORT
 #   outrider bench load --url ours=http://127.0.0.1:30000 other=http://127.0.0.1:PORT --concurrency 1,8,32
 #
 # OUTRIDER_THREADS: processors to use (default: all). OUTRIDER_REQUESTS: requests sharing llama.cpp's context of 32,768
