@@ -148,9 +148,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--exhaustive",
-        action="store_true",
-        help="all prompts, seeds and variants, which takes long on a CPU",
+        "--exhaustive", action="store_true", help="all prompts, seeds and variants, which takes long on a CPU"
     )
     parser.addoption("--overlap", action="store_true", help="servers overlap scheduling and forward, as on a GPU")
     parser.addoption("--fuzz", type=int, metavar="N", help="malformed requests in tests/server/http/test_fuzz.py")

@@ -6,12 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from scenes import BLOCKS, LENGTHS, SLOTS, Scene
-from tiny_drafters import (
-    CONFIGS,
-    TINY,
-    batch,
-    make_model,
-)
+from tiny_drafters import CONFIGS, TINY, batch, make_model
 
 from outrider.drafters.base import Features
 from outrider.drafters.block import checkpoint

@@ -10,15 +10,7 @@ import torch
 import torch.nn.functional as F
 from chi_square import p_value
 from scenes import GAMMA, LENGTHS, SLOTS, Scene, make_denoiser, pages, text
-from tiny_drafters import (
-    DIFFUSIONS,
-    TINY,
-    WIDE_DIFFUSION,
-    batch,
-    make_diffusion,
-    make_model,
-    make_target,
-)
+from tiny_drafters import DIFFUSIONS, TINY, WIDE_DIFFUSION, batch, make_diffusion, make_model, make_target
 
 from outrider.drafters import encoding
 from outrider.drafters.base import DraftBatch, Prefilled

@@ -11,12 +11,7 @@ from eagle_reference import Reference
 from margins import assert_near
 from own_process import found_by_fork
 from scenes import GAMMA, LENGTHS, SLOTS, Scene, eagle_target, pages, text
-from tiny_drafters import (
-    TERMS,
-    assert_same_draft,
-    batch,
-    save_target,
-)
+from tiny_drafters import TERMS, assert_same_draft, batch, save_target
 from tiny_eagle import LAYER_IDS, LAYOUTS, flat, save_eagle, tensors_of
 
 from outrider.drafters import encoding, networks, registry

@@ -115,11 +115,7 @@ def changed(folder: Path, **tensors: torch.Tensor | None) -> None:
 @pytest.mark.parametrize(
     ("layout", "tensors", "message"),
     [
-        (
-            "qwen3.5",
-            {"mtp.layers.0.mlp.up_proj.weight_scale_inv": torch.ones(1)},
-            "know: layers.0.mlp.up_proj.w",
-        ),
+        ("qwen3.5", {"mtp.layers.0.mlp.up_proj.weight_scale_inv": torch.ones(1)}, "know: layers.0.mlp.up_proj.w"),
         ("qwen3.5", {"mtp.layers.1.mlp.up_proj.weight": torch.ones(1)}, "does not know: layers.1.mlp"),
         ("qwen3.5", {"mtp.embed_tokens.weight": torch.ones(1)}, "does not know: embed_tokens"),
         ("qwen3-next", {"mtp.layers.0.mlp.experts.7.up_proj.weight": None}, "lacks layers.0.mlp.experts.7.up_proj.w"),

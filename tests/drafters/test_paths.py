@@ -11,15 +11,7 @@ from margins import assert_near
 from own_process import found_by_fork
 from path_reference import Reference
 from scenes import LENGTHS, Scene
-from tiny_drafters import (
-    DFLASH2,
-    LILICORR,
-    PATHS,
-    TERMS,
-    WIDE_PATHS,
-    batch,
-    make_model,
-)
+from tiny_drafters import DFLASH2, LILICORR, PATHS, TERMS, WIDE_PATHS, batch, make_model
 
 from outrider.drafters.block import checkpoint
 from outrider.drafters.block.candidates import CodebookSelector, LatticeSelector

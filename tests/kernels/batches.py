@@ -37,11 +37,7 @@ def ragged_attention(
     batch = FlatBatch(qo_indptr, torch.tensor(kv_lens).int(), rows, page_table)
     q, k_pool, v_pool = (
         torch.randn(shape, generator=generator).to(dtype)
-        for shape in (
-            (sum(q_lens), heads[0], dims[0]),
-            (slots, heads[1], dims[0]),
-            (slots, heads[1], dims[1]),
-        )
+        for shape in ((sum(q_lens), heads[0], dims[0]), (slots, heads[1], dims[0]), (slots, heads[1], dims[1]))
     )
     k_pool[free[-1].long()] = v_pool[free[-1].long()] = torch.nan
     return q, k_pool, v_pool, batch

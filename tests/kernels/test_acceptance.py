@@ -110,12 +110,7 @@ def test_without_drafts_every_token_comes_from_p():
     none = torch.empty(7, 0, dtype=torch.int64)
     lens, out = accept(
         Verification(
-            none,
-            torch.zeros(7).long(),
-            torch.arange(8),
-            uniforms=none.double(),
-            final_keys=final_keys,
-            probs=probs,
+            none, torch.zeros(7).long(), torch.arange(8), uniforms=none.double(), final_keys=final_keys, probs=probs
         )
     )
     assert lens.tolist() == [1] * 7

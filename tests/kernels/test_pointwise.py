@@ -13,10 +13,7 @@ FUNCTIONS: dict[str, tuple[Function, Function]] = {
     "sigmoid": (pointwise.sigmoid, torch.sigmoid),
     "silu": (pointwise.silu, F.silu),
     "gelu": (pointwise.gelu, F.gelu),
-    "gelu tanh": (
-        lambda x: pointwise.gelu(x, approximate="tanh"),
-        lambda x: F.gelu(x, approximate="tanh"),
-    ),
+    "gelu tanh": (lambda x: pointwise.gelu(x, approximate="tanh"), lambda x: F.gelu(x, approximate="tanh")),
     "softplus": (pointwise.softplus, F.softplus),
     "softplus of 2": (lambda x: pointwise.softplus(x, 2, 9), lambda x: F.softplus(x, 2, 9)),
 }

@@ -91,12 +91,7 @@ def trained_eagle_server(tmp_path_factory: pytest.TempPathFactory, small_target:
 
 
 def _planned(folder: Path, small_target: SmallTarget, drafter: str, path: Path) -> Iterator[Server]:
-    profile = jagged_profile(
-        folder,
-        model=str(small_target.folder),
-        drafter=drafter,
-        drafter_path=str(path),
-    )
+    profile = jagged_profile(folder, model=str(small_target.folder), drafter=drafter, drafter_path=str(path))
     flags = (*SHARING, *small_target.flags(drafter, path), "--profile", str(profile))
     yield from _serve(folder / "log", *flags, **changed("profile-costs"))
 

@@ -41,11 +41,7 @@ class SoakQuestion:
     alone: str = ""
 
     def body(self) -> dict[str, Any]:
-        return {
-            "messages": [{"role": "user", "content": self.text}],
-            "max_tokens": self.new_tokens,
-            "temperature": 0.0,
-        }
+        return {"messages": [{"role": "user", "content": self.text}], "max_tokens": self.new_tokens, "temperature": 0.0}
 
 
 @dataclass(slots=True)

@@ -127,10 +127,7 @@ def value(survival: np.ndarray, verify_lens: tuple[int, ...]) -> float:
 
 
 def check_nothing_is_read_behind_a_token(
-    planners: Sequence[Planner],
-    block: list[list[float]],
-    confidences: st.SearchStrategy[float],
-    data: st.DataObject,
+    planners: Sequence[Planner], block: list[list[float]], confidences: st.SearchStrategy[float], data: st.DataObject
 ) -> None:
     """Check a block [R, gamma] of confidences: c_{k+1..} of a request, which depend on x_k, change no decision up to
     x_k. `confidences` draws one."""

@@ -60,12 +60,7 @@ def _object(draw: random.Random, depth: int) -> dict[str, Any]:
     names = draw.sample(NAMES, draw.randint(1, 5))
     required = names if draw.random() < 0.7 else names[: draw.randint(0, len(names))]
     properties = {name: _value(draw, depth - 1) for name in names}
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": required,
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
 
 def _value(draw: random.Random, depth: int) -> dict[str, Any]:

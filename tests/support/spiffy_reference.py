@@ -40,14 +40,7 @@ def base_decode(denoise: Denoiser, policy: Policy, block: np.ndarray, mask_id: i
 
 
 def spiffy_decode(
-    denoise: Denoiser,
-    policy: Policy,
-    block: np.ndarray,
-    mask_id: int,
-    *,
-    graph: DraftGraph,
-    budget: int,
-    rank: Ranking,
+    denoise: Denoiser, policy: Policy, block: np.ndarray, mask_id: int, *, graph: DraftGraph, budget: int, rank: Ranking
 ) -> Decoded:
     """Algorithm 1 of the paper: every forward but the first drafts `budget` states of `graph` (D*)."""
     result, known = Decoded([block]), None

@@ -12,13 +12,7 @@ from outrider.server.http.errors import ApiError
 from outrider.server.http.keys.access import KeyUsage
 from outrider.server.http.keys.admission import RequestAdmission
 from outrider.server.http.keys.key_file import Key
-from outrider.server.http.keys.token_limits import (
-    DAY_SECONDS,
-    MINUTE_SECONDS,
-    DayCount,
-    ServerClock,
-    TokenWindow,
-)
+from outrider.server.http.keys.token_limits import DAY_SECONDS, MINUTE_SECONDS, DayCount, ServerClock, TokenWindow
 
 MIDNIGHT = 20000 * DAY_SECONDS
 

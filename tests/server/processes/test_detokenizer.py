@@ -98,10 +98,7 @@ def together(batches: list[BatchTokenIDOutput]) -> BatchTokenIDOutput:
 @pytest.mark.slow
 @pytest.mark.parametrize("runs_of", [lambda _: 1, lambda _: 3, lambda step: 1 + step % 5], ids=["1", "3", "1 to 5"])
 def test_texts_equal_sglangs_process(
-    runs_of: Callable[[int], int],
-    arguments: ServerArgs,
-    sglangs: Callable[[Any], Any],
-    monkeypatch: pytest.MonkeyPatch,
+    runs_of: Callable[[int], int], arguments: ServerArgs, sglangs: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts, ids, ends, logprobs and counts of each step are compared."""
     keep_nothing(monkeypatch)

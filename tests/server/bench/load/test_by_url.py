@@ -195,8 +195,7 @@ def test_failures_are_reported_separately(capsys: pytest.CaptureFixture[str]) ->
 def test_lengths_are_in_the_tokens_of_the_server(capsys: pytest.CaptureFixture[str]) -> None:
     with SmallServer(answer) as server:
         load(
-            capsys,
-            *("--url", server.url, "--rate", "30", "--seconds", "0.5", "--warm-up", "0", "--input-tokens", "83"),
+            capsys, *("--url", server.url, "--rate", "30", "--seconds", "0.5", "--warm-up", "0", "--input-tokens", "83")
         )
     words = {len(body["messages"][0]["content"].split()) for body in server.asked[2:]}
     assert words == {40}
