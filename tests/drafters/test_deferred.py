@@ -124,9 +124,3 @@ def test_observed_tensors_may_be_overwritten() -> None:
     shown.slots.zero_()
     asked = batch([4])
     assert torch.equal(deferred.propose(asked).confidence, at_once.propose(asked).confidence)
-
-
-def test_a_drafter_model_wants_hidden_states() -> None:
-    slots = torch.arange(2)
-    with pytest.raises(ValueError, match="needs the target's hidden states"):
-        DeferredObserve(make_drafter(WIDE)).observe(Features(None, slots, slots, slots))

@@ -99,16 +99,12 @@ def test_verified_texts_follow_the_target(steps: int, monkeypatch: pytest.Monkey
     before = torch.cat([torch.full((n, 1), 3), draft.tokens], 1)
     lens, out = accept(
         Verification(
-            draft.tokens,
-            draft.lens,
-            torch.arange(n + 1) * (GAMMA + 1),
+            draft.tokens, draft.lens, torch.arange(n + 1) * (GAMMA + 1),
             uniforms=uniforms(streams(each, each * 0, Purpose.ACCEPT), GAMMA),
-            final_keys=streams(each, each * 0, Purpose.FINAL),
-            probs=target[before].flatten(0, 1),
-            draft_probs=draft.probs,
-            vocab=draft.vocab,
+            final_keys=streams(each, each * 0, Purpose.FINAL), probs=target[before].flatten(0, 1),
+            draft_probs=draft.probs, vocab=draft.vocab,
         )
-    )
+    )  # fmt: skip
     assert lens.unique().tolist() == list(range(1, GAMMA + 2))
     second = out[:, 1].where(lens > 1, gumbel_argmax(target[out[:, 0]], streams(each, each * 0, Purpose.TOKEN)))
     known = draft.vocab.tolist()

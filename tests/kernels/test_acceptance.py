@@ -209,15 +209,11 @@ def test_partly_verified_blocks_are_distributed_as_p():
     tokens = gumbel_argmax(q.expand(SAMPLES, 3), keys(SAMPLES, generator))[:, None]
     _, out = accept(
         Verification(
-            tokens,
-            verify_lens,
-            qo_indptr,
-            uniforms=torch.rand(SAMPLES, 1, generator=generator, dtype=torch.float64),
-            final_keys=keys(SAMPLES, generator),
-            probs=p.repeat(int(qo_indptr[-1]), 1),
+            tokens, verify_lens, qo_indptr, uniforms=torch.rand(SAMPLES, 1, generator=generator, dtype=torch.float64),
+            final_keys=keys(SAMPLES, generator), probs=p.repeat(int(qo_indptr[-1]), 1),
             draft_probs=q.expand(SAMPLES, 1, 3).contiguous(),
         )
-    )
+    )  # fmt: skip
     assert chi_square_ok(torch.bincount(out[:, 0], minlength=3).double(), p)
 
 

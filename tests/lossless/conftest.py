@@ -222,13 +222,9 @@ def jagged_profile(folder: Path, **settings: Any) -> Path:
         for requests in (1, 2, 4, 8, 32, 64, 256)
     ]
     profile = Profile(
-        name="jagged",
-        fingerprint=profile_lookup.fingerprint(known, model),
-        points=tuple(points),
-        thorough=True,
-        measured_at="2026-01-01T00:00:00+00:00",
-        measured_how="made up by a test",
-    )
+        name="jagged", fingerprint=profile_lookup.fingerprint(known, model), points=tuple(points), thorough=True,
+        measured_at="2026-01-01T00:00:00+00:00", measured_how="made up by a test",
+    )  # fmt: skip
     saved = store.save(profile, folder, None)
     assert saved.folder is not None
     return saved.folder

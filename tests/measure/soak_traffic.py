@@ -189,8 +189,5 @@ def _follows_schema(text: str) -> bool:
 
 
 _ASKING: dict[str, Callable[..., Any]] = {
-    "greedy": _greedy,
-    "sampled": _sampled,
-    "schema": _schema,
-    "given up": _given_up,
-}
+    "greedy": _greedy, "sampled": _sampled, "schema": _schema, "given up": _given_up,
+}  # fmt: skip

@@ -6,19 +6,10 @@ from outrider.scheduler.cost.prefill import PrefillPoint
 from outrider.scheduler.cost.step_times import Point
 
 HERE = Fingerprint(
-    device="AMD EPYC (family 25, model 17, stepping 1)",
-    cores=2,
-    threads=2,
-    target="0123456789abcdef",
-    drafter="dspark",
-    gamma=7,
-    drafter_checkpoint="fedcba9876543210",
-    dtype="bfloat16",
-    attention_backend="outrider",
-    instruction_set="avx512bf16",
-    sglang="0.5.21",
-    step_revision=1,
-)
+    device="AMD EPYC (family 25, model 17, stepping 1)", cores=2, threads=2, target="0123456789abcdef",
+    drafter="dspark", gamma=7, drafter_checkpoint="fedcba9876543210", dtype="bfloat16", attention_backend="outrider",
+    instruction_set="avx512bf16", sglang="0.5.21", step_revision=1,
+)  # fmt: skip
 
 POINTS = (
     *(

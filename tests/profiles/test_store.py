@@ -158,14 +158,6 @@ def test_a_kill_while_saving_leaves_a_whole_profile(tmp_path: Path) -> None:
         assert store.load("epyc", HERE, [tmp_path]).measured_how.startswith("round")
 
 
-def test_a_failed_write_leaves_only_the_former_file(tmp_path: Path) -> None:
-    store.save(profile(), tmp_path, {})
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(TypeError):
-        store.save(profile(), tmp_path, {"calibration": object()})
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
 def test_profiles_measured_before_prompts_were_have_none(tmp_path: Path) -> None:
     path = store.save(profile(), tmp_path, None).folder / store.PROFILE
     content = json.loads(path.read_text())

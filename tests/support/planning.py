@@ -57,12 +57,9 @@ def request(
     params |= dict.fromkeys(("logit_bias", "json_schema", "regex", "ebnf", "structural_tag"))
     params |= sampling
     return SimpleNamespace(
-        sampling_params=SimpleNamespace(max_new_tokens=new_tokens, **params),
-        origin_input_ids=[1] * prompt,
-        eos_token_ids=set(ends),
-        tokenizer=None,
-        multimodal_inputs=None,
-    )
+        sampling_params=SimpleNamespace(max_new_tokens=new_tokens, **params), origin_input_ids=[1] * prompt,
+        eos_token_ids=set(ends), tokenizer=None, multimodal_inputs=None,
+    )  # fmt: skip
 
 
 def step_of(requests: int, gamma: int, budget: Budget | None = None) -> Step:
@@ -71,14 +68,9 @@ def step_of(requests: int, gamma: int, budget: Budget | None = None) -> Step:
     table.admit([request() for _ in range(requests)], torch.arange(requests))
     entries, budget = table.entries(np.arange(requests)), budget or Budget(draft=True, tokens=None)
     return Step(
-        view=(seen := view(requests, gamma)),
-        budget=budget,
-        draft_mask=budget.draft_mask(seen.limits),
-        entries=entries,
-        classes=torch.zeros(requests, dtype=torch.int64),
-        began=0.0,
-        planner_seconds=0.0,
-    )
+        view=(seen := view(requests, gamma)), budget=budget, draft_mask=budget.draft_mask(seen.limits), entries=entries,
+        classes=torch.zeros(requests, dtype=torch.int64), began=0.0, planner_seconds=0.0,
+    )  # fmt: skip
 
 
 def step_drafts(

@@ -4,49 +4,14 @@ import random
 from typing import Any
 
 NAMES = [
-    "name",
-    "title",
-    "city",
-    "country",
-    "street_address",
-    "email_address",
-    "quantity",
-    "unit_price",
-    "total",
-    "currency",
-    "is_active",
-    "created_at",
-    "description",
-    "category",
-    "priority",
-    "tags",
-    "items",
-    "participants",
-    "score",
-    "latitude",
-    "status",
-    "comment",
-    "order_number",
-    "first_name",
-]
+    "name", "title", "city", "country", "street_address", "email_address", "quantity", "unit_price", "total",
+    "currency", "is_active", "created_at", "description", "category", "priority", "tags", "items", "participants",
+    "score", "latitude", "status", "comment", "order_number", "first_name",
+]  # fmt: skip
 WORDS = [
-    "low",
-    "medium",
-    "high",
-    "critical",
-    "open",
-    "closed",
-    "pending",
-    "red",
-    "green",
-    "blue",
-    "monday",
-    "sunday",
-    "small",
-    "large",
-    "EUR",
-    "USD",
-]
+    "low", "medium", "high", "critical", "open", "closed", "pending", "red", "green", "blue", "monday", "sunday",
+    "small", "large", "EUR", "USD",
+]  # fmt: skip
 PATTERNS = (r"^\d{4}-\d{2}-\d{2}$", r"^[A-Z]{2}\d{3}$", r"^\+\d{6,9}$", r"^\d{2}:\d{2}$")
 
 

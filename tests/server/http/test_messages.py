@@ -16,8 +16,6 @@ CLIENT_TOOLS = [
     {"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"], "strict": True} for tool in TOOLS
 ]
 
-BAD_FORMAT = {"type": "json_schema", "schema": {"type": "x"}}
-
 
 def of_user(block: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [block]}]

@@ -67,15 +67,10 @@ class Engine:
             end = begin + run
             finish = {"type": "stop", "matched": ids[-1]} if end == len(ids) else None
             batch = {
-                "rids": [str(index)],
-                "decoded_texts": [""],
-                "decode_ids": [ids[begin:end]],
-                "read_offsets": [0],
-                "finished_reasons": [finish],
-                "no_stop_trim": [False],
-                "skip_special_tokens": [False],
+                "rids": [str(index)], "decoded_texts": [""], "decode_ids": [ids[begin:end]], "read_offsets": [0],
+                "finished_reasons": [finish], "no_stop_trim": [False], "skip_special_tokens": [False],
                 "spaces_between_special_tokens": [True],
-            }
+            }  # fmt: skip
             (new,) = detokenizer._decode_batch_token_id_output(SimpleNamespace(**batch))
             text += new
             logprobs = [(-float(token), token) for token in ids[:end]]

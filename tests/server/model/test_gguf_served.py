@@ -10,18 +10,8 @@ from gguf_models import PROMPT, logprobs
 from running import HTTP, ForkedServer, Server
 
 SERVED = (
-    "qwen3moe",
-    "qwen3",
-    "qwen2",
-    "smollm3",
-    "granite",
-    "gemma3",
-    "phi3",
-    "phi3-long",
-    "phi3-partial",
-    "olmo2",
-    "yarn",
-)
+    "qwen3moe", "qwen3", "qwen2", "smollm3", "granite", "gemma3", "phi3", "phi3-long", "phi3-partial", "olmo2", "yarn",
+)  # fmt: skip
 ALWAYS = ("qwen3moe", "qwen3")
 TURN_END = "qwen3"
 """Its file names only the token that ends a turn."""

@@ -131,13 +131,9 @@ def test_runs_of_any_length_give_the_answer_of_single_tokens(data, tokens, reque
 )
 def test_without_one_of_the_hooks_some_answer_differs(hook):
     @settings(
-        max_examples=2000,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=[Phase.generate],
+        max_examples=2000, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
         report_multiple_bugs=False,
-    )
+    )  # fmt: skip
     @given(st.data(), token_ids(), REQUESTS)
     def find(data, tokens, request):
         check(data.draw(in_runs(tokens)), request, but=hook)

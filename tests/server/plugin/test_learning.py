@@ -237,8 +237,3 @@ def test_a_full_disk_is_logged_once_and_harmless(tmp_path: Path, caplog: pytest.
         keeper.finished(req)
     keeper.save()
     assert len([record for record in caplog.records if "cannot be kept" in record.message]) == 1
-
-
-def test_options_are_empty_by_default() -> None:
-    assert not RequestOptions().learn
-    assert RequestOptions(learn=True).to_custom_params() is not None

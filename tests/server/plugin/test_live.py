@@ -32,11 +32,8 @@ def test_totals_by_source(registry) -> None:
     assert (shown["budget"], shown["verified"], shown["accepted"], shown["wasted"]) == (18, 16, 12, 4)
     none = {"drafts": 0, "accepted": 0}
     assert shown["sources"] == {
-        "model": {"drafts": 4, "accepted": 8},
-        "lookup": {"drafts": 2, "accepted": 4},
-        "across": none,
-        "grammar": none,
-    }
+        "model": {"drafts": 4, "accepted": 8}, "lookup": {"drafts": 2, "accepted": 4}, "across": none, "grammar": none,
+    }  # fmt: skip
     assert sum(shown["calibration"]["model"]["observed"]) == 10
     assert sum(shown["calibration"]["lookup"]["expected"]) == 2
     assert (shown["timed_steps"], shown["step_seconds"]) == (2, 1.0)
@@ -61,9 +58,5 @@ def test_engines_are_summed_and_the_busiest_shows_its_curve() -> None:
     one = {"steps": 2.0, "levels": {"met": 1}, "bins": [1, 2], "requests": {"running": 1}, "curve": {"requests": 1}}
     two = {"steps": 3.0, "levels": {"met": 2}, "bins": [3, 4], "requests": {"running": 5}, "curve": {"requests": 5}}
     assert merged([one, two]) == {
-        "steps": 5.0,
-        "levels": {"met": 3},
-        "bins": [4, 6],
-        "requests": {"running": 6},
-        "curve": {"requests": 5},
-    }
+        "steps": 5.0, "levels": {"met": 3}, "bins": [4, 6], "requests": {"running": 6}, "curve": {"requests": 5},
+    }  # fmt: skip

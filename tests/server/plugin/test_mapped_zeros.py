@@ -15,7 +15,3 @@ def test_zeros_take_memory_once_they_are_written() -> None:
     assert half // 2 < process.memory_info().rss - before < half + half // 2
     assert zeros[1, -1] == 0
     assert zeros[0, -1] == 1
-
-
-def test_no_slots_are_no_memory() -> None:
-    assert mapped_zeros((0, 3, 64), torch.float32).shape == (0, 3, 64)

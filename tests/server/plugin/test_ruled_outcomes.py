@@ -119,16 +119,10 @@ def logits(ruled: Ruled) -> Callable[[Batch], torch.Tensor]:
         )
         output = SimpleNamespace(next_token_logits=LOGITS[batch.flat.input_ids])
         return LogitRules(history, batch.page_table).verified(
-            SimpleNamespace(reqs=reqs, sampling_info=info, req_pool_indices=torch.arange(count)),
-            output,
-            batch.flat,
-            torch.tensor([item.text[-1] for item in batch.items]),
-            batch.draft.tokens,
-            batch.seq_lens,
-            longest=int(batch.seq_lens.max()),
-            exact=True,
-            barrier=None,
-        )
+            SimpleNamespace(reqs=reqs, sampling_info=info, req_pool_indices=torch.arange(count)), output, batch.flat,
+            torch.tensor([item.text[-1] for item in batch.items]), batch.draft.tokens, batch.seq_lens,
+            longest=int(batch.seq_lens.max()), exact=True, barrier=None,
+        )  # fmt: skip
 
     return after
 

@@ -144,12 +144,9 @@ def of(planner):
 
 PROMPTS = [TO_OPEN, TO_LEAD, TO_LEAD, TO_LEAD]
 ADMISSIONS = {
-    "off": None,
-    "tight budget": budget(6),
-    "verify all": of(VerifyAll()),
-    "one": of(VerifyAll(1)),
+    "off": None, "tight budget": budget(6), "verify all": of(VerifyAll()), "one": of(VerifyAll(1)),
     "threshold": of(Threshold(0.5)),
-}
+}  # fmt: skip
 
 
 def exact(start: int) -> dict[tuple[int, ...], float]:

@@ -15,26 +15,13 @@ def drafts(verify_lens: list[int]) -> StepDrafts:
     count = len(verify_lens)
     confidence = torch.full((count, 4), 0.5)
     admission = Admission(
-        step=step_of(count, 4),
-        classes=torch.zeros(count, dtype=torch.int64),
-        ends=torch.full((count,), 5),
-        draft_lens=torch.full((count,), 4),
-        raw=confidence,
-        confidence=confidence,
-        verify_lens=torch.tensor(verify_lens),
-        drafting=count,
-        looked_up=None,
-        draft_seconds=0.0,
-        planner_seconds=0.0,
-    )
+        step=step_of(count, 4), classes=torch.zeros(count, dtype=torch.int64), ends=torch.full((count,), 5),
+        draft_lens=torch.full((count,), 4), raw=confidence, confidence=confidence,
+        verify_lens=torch.tensor(verify_lens), drafting=count, looked_up=None, draft_seconds=0.0, planner_seconds=0.0,
+    )  # fmt: skip
     made = StepDrafts(admission, torch.ones(count, dtype=torch.int64))
     made.read()
     return made
-
-
-def test_every_request_verifies_its_anchor():
-    assert drafts([3, 0, 1]).forward_tokens == 7
-    assert drafts([0]).forward_tokens == 1
 
 
 def test_records_of_a_step_are_immutable():

@@ -238,10 +238,6 @@ def test_shipped_scenarios_are_valid(path: Path) -> None:
     assert all(file.is_file() for one in shipped.requests for file in one.prompts)
 
 
-def test_usual_scenarios_are_shipped() -> None:
-    assert {"chat", "code", "batch", "burst", "mixed", "overload"} <= {path.stem for path in READY}
-
-
 def test_a_scenario_runs_and_flags_win_over_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "own.jsonl").write_text('{"prompt": "one two"}\n')
     file = tmp_path / "own.toml"
