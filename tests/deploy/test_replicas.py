@@ -149,9 +149,7 @@ def small_front(request: pytest.FixtureRequest) -> Iterator[tuple[str, str, list
 
 @pytest.mark.server  # the router's process title is an engine's
 @pytest.mark.parametrize("told", ["die", "500", "502", "504", "429"])
-def test_a_request_that_failed_on_a_server_is_not_retried_elsewhere(
-    small_front: tuple[str, str, list[SmallServer]], told: str
-) -> None:
+def test_a_failed_request_is_not_retried_elsewhere(small_front: tuple[str, str, list[SmallServer]], told: str) -> None:
     """A request that ended one engine would end the next."""
     _, front, servers = small_front
     for number in range(4):
@@ -194,9 +192,7 @@ def test_no_request_is_lost_when_a_server_leaves(fronts: dict[str, str], replica
 
 @pytest.mark.server
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_a_client_that_leaves_has_left_the_server(
-    small_front: tuple[str, str, list[SmallServer]], stream: bool
-) -> None:
+def test_a_client_that_leaves_leaves_the_server(small_front: tuple[str, str, list[SmallServer]], stream: bool) -> None:
     asked, left = threading.Event(), threading.Event()
 
     async def wait(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

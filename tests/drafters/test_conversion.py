@@ -128,9 +128,7 @@ def reference(model: ConvertedModel, target: TargetModel, ids: torch.Tensor, sta
     return logits
 
 
-def test_every_open_block_is_a_forward_of_its_own(
-    model: ConvertedModel, frozen: FrozenTarget, target: TargetModel
-) -> None:
+def test_every_open_block_is_its_own_forward(model: ConvertedModel, frozen: FrozenTarget, target: TargetModel) -> None:
     sequences = answers()
     pack = pack_of(model.layout, sequences)
     with torch.no_grad():

@@ -282,9 +282,7 @@ def test_layers_read_by_default_can_be_served(count: int, kind: str) -> None:
     check_layers(shapes.spread_layers(count, kind), count)
 
 
-def test_layers_that_no_engine_captures_are_refused_before_anything_is_gathered(
-    target_folder: Path, prompts: Path, tmp_path: Path
-) -> None:
+def test_layers_that_no_engine_captures_are_refused(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     for layers in (["1", "5"], ["4", "1"]):
         with pytest.raises(CheckpointError, match=r"must rise within 0\.\.4: of 6 layers all but the last can be read"):
             train.run(arguments(target_folder, prompts, tmp_path / "out", "--target-layers", *layers))

@@ -79,9 +79,7 @@ def ask_all(
 
 
 @pytest.mark.server
-def test_with_a_drafter_for_each_key_and_adapters(
-    tmp_path: Path, small_target: SmallTarget, prompts: list[str]
-) -> None:
+def test_with_drafters_for_keys_and_adapters(tmp_path: Path, small_target: SmallTarget, prompts: list[str]) -> None:
     failures = Failures(tmp_path / "failures", metrics=free_port())
     gone = [f"gone-{number}" for number in range(6)]
     secrets = {name: key_file.new() for name in ("ann", "bob", *gone)}
@@ -121,9 +119,7 @@ def test_with_a_drafter_for_each_key_and_adapters(
 
 
 @pytest.mark.server
-def test_with_a_drafter_that_learns_and_assesses_itself(
-    tmp_path: Path, small_target: SmallTarget, prompts: list[str]
-) -> None:
+def test_with_a_drafter_that_learns(tmp_path: Path, small_target: SmallTarget, prompts: list[str]) -> None:
     failures, learned = Failures(tmp_path / "failures"), tmp_path / "learned"
     server = ForkedServer(
         tmp_path / "log", *SHARING, *small_target.flags("eagle3"), "--learn", "--learn-folder", str(learned),

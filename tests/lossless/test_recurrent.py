@@ -167,9 +167,7 @@ def test_its_mtp_layer(with_mtp: Server, plain: list[list[int]]) -> None:
 
 
 @pytest.mark.server
-def test_a_drafter_that_reads_hidden_states(
-    folder: Path, plain: list[list[int]], request: pytest.FixtureRequest
-) -> None:
+def test_a_drafter_with_hidden_states(folder: Path, plain: list[list[int]], request: pytest.FixtureRequest) -> None:
     if not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive starts a server for it")
     with started(folder, "dspark", "--drafter-path", str(folder / "dspark"), "--no-lookup") as server:

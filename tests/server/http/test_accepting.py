@@ -159,9 +159,7 @@ def contexts(certificate: tuple[str, str]) -> tuple[ssl.SSLContext, ssl.SSLConte
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\n\r\n"])
-def test_a_handshake_that_does_not_end_or_fails_is_closed_in_time(
-    run: Callable[..., None], certificate: tuple[str, str], sent: bytes
-) -> None:
+def test_an_unfinished_handshake_is_closed(run: Callable[..., None], certificate: tuple[str, str], sent: bytes) -> None:
     context, _ = contexts(certificate)
 
     async def main(port: int, connections: OpenConnections) -> None:

@@ -145,7 +145,7 @@ def run(strategy: st.SearchStrategy[Any], amount: int, check: Any) -> None:
 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("mode", GenerationMode)
-def test_requests_within_and_outside_the_description(
+def test_described_requests(
     operations: list[APIOperation], mode: GenerationMode, request: pytest.FixtureRequest
 ) -> None:
     """Each answer's status, type and fields are described, and no answer is a 5xx."""

@@ -184,9 +184,7 @@ def test_a_full_disk_at_the_start_does_not_end_learning(tmp_path: Path, monkeypa
     assert ServerState.read(tmp_path) == ServerState(None, ("0001",))
 
 
-def test_a_learner_that_ends_at_once_is_not_started_at_every_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_learner_that_ends_at_once_is_not_restarted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = start(tmp_path, Engines(), monkeypatch)
     starts = one.process.starts  # type: ignore[attr-defined]
     monkeypatch.setattr(learning, "LOOK_SECONDS", 0.01)

@@ -206,9 +206,7 @@ def test_usage_is_that_of_the_answers(limited_server: Limited) -> None:
         ("responses", {"input": "Hi", "max_output_tokens": 6}),
     ],
 )
-def test_other_apis_are_charged_as_chats(
-    limited_server: Limited, path: str, body: dict[str, Any], stream: bool
-) -> None:
+def test_other_apis_are_charged_alike(limited_server: Limited, path: str, body: dict[str, Any], stream: bool) -> None:
     url = f"{limited_server.server.url}/v1/{path}"
     key = limited_server.headers["operator"]["Authorization"].removeprefix("Bearer ")
     before = limited_server.used("operator")

@@ -258,7 +258,7 @@ def test_states_that_sglang_leaves_are_forgotten() -> None:
         ({"tokens_per_minute": 5000}, None, 300),
     ],
 )
-def test_without_max_tokens_an_answer_is_as_long_as_it_may_be(
+def test_without_max_tokens_the_limits_bound_an_answer(
     limits: dict[str, int], most: int | None, answer: int | None
 ) -> None:
     key_usage = key_usage_of(Time(), **limits)

@@ -16,7 +16,7 @@ FACTORS = {"short": [1.0 + i / 10 for i in range(WIDTH // 2)], "long": [2.0 + i 
 
 
 @pytest.mark.parametrize(("served", "chosen"), [(None, "long"), (LONGEST, "long"), (17, "long"), (16, "short")])
-def test_the_served_context_chooses_long_ropes_factors(
+def test_the_context_chooses_long_ropes_factors(
     served: int | None, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compared with SGLang's own table, for every position."""

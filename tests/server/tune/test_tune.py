@@ -121,9 +121,7 @@ def refinement_yields(server: Server, partial: Path) -> None:
 
 
 @pytest.mark.server
-def test_a_server_finds_its_profile_plans_by_it_and_measures_itself(
-    profile: Path, engine: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_server_finds_its_profile_and_plans_by_it(profile: Path, engine: tuple[str, ...], tmp_path: Path) -> None:
     server = ForkedServer(tmp_path / "log", *engine, "--max-total-tokens", "4096", "--tune")
     try:
         server.wait_until_ready()

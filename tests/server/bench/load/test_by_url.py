@@ -133,9 +133,7 @@ def test_a_closed_loop_that_is_refused_does_not_hammer(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_load_keeps_its_measurements(
-    sent: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_load_is_kept(sent: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     running = 0
 
     async def interrupting(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -277,7 +275,7 @@ def test_a_scenario_runs_and_flags_win_over_it(tmp_path: Path, capsys: pytest.Ca
         ("seconds =", "is not TOML"),
     ],
 )
-def test_a_wrong_scenario_is_refused_with_the_reason(
+def test_wrong_scenarios_are_refused(
     text: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "wrong.toml"

@@ -61,9 +61,7 @@ def some(rows: OpenRows, chosen: list[int]) -> OpenRows:
 
 @pytest.mark.parametrize("chosen", [[*range(8)], [0, 1, 4, 5, 6, 7], [4, 5, 6], [1, 2]], ids=str)
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-def test_every_token_sees_its_block_and_earlier_ones(
-    target: DiffusionTarget, chosen: list[int], compiled: None
-) -> None:
+def test_a_token_sees_its_block_and_earlier_ones(target: DiffusionTarget, chosen: list[int], compiled: None) -> None:
     batch = Batch()
     batch.rows, batch.starts, batch.tables = some(batch.rows, chosen), batch.starts[chosen], batch.tables[chosen]
     flat = flatten(batch.rows, target, batch.page_table)
