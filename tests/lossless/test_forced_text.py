@@ -50,9 +50,7 @@ TEXTS = ("the order of things, then", "tennis; or something alike", "it is the e
 
 
 @pytest.mark.parametrize("served", ["exact_server", "planned_server"])
-def test_sampled_answers_are_exact(
-    served: str, small_target: SmallTarget, request: pytest.FixtureRequest
-) -> None:
+def test_sampled_answers_are_exact(served: str, small_target: SmallTarget, request: pytest.FixtureRequest) -> None:
     """The texts can be split into tokens in many ways, so the target often refuses a forced token."""
     server: Server = request.getfixturevalue(served)
     pieces = small_target.tokenizer.batch_decode([[token] for token in range(VOCAB)])

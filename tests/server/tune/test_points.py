@@ -1,7 +1,13 @@
-"""Measured points from a log of steps, without an engine."""
+"""Measured points and records of drafts from a log of steps, without an engine."""
 
+from types import SimpleNamespace
+
+import pytest
+
+from outrider.scheduler.calibration.fit import fit_table
 from outrider.server.tune.effort import Shape
-from outrider.server.tune.measure import _points
+from outrider.server.tune.measure import NO_RECORDS, _points, to_records
+from outrider.server.tune.report import Tuned
 
 
 def test_drafts_are_grouped_by_the_number_of_drafting_requests():
@@ -32,3 +38,24 @@ def test_on_a_gpu_a_draft_takes_its_steps_extra_time():
 def test_steps_of_another_shape_give_no_point():
     log = {name: [1, 1] for name in ("requests", "tokens", "drafting", "draft_seconds", "seconds")}
     assert _points(log, Shape(2, 6, 128), 266.0) == []
+
+
+def test_only_the_models_gamma_tokens_of_longer_drafts_are_fitted() -> None:
+    lists = {
+        "confidence": [[0.9, 0.8, 0.7, 0.6], [0.5, 0.4, 0.3, 0.2]],
+        "verify_lens": [4, 1],
+        "accepted": [3, 0],
+        "classes": [1, 0],
+    }
+    records = to_records(lists, 2)
+    assert records.confidence.tolist() == [pytest.approx([0.9, 0.8]), pytest.approx([0.5, 0.4])]
+    assert records.verify_lens.tolist() == [2, 1]
+    assert records.accepted.tolist() == [2, 0]
+    assert to_records(NO_RECORDS, 2).confidence.shape == (0, 2)
+
+
+def test_a_measurement_without_any_drafts_is_summed_up() -> None:
+    nothing = to_records(NO_RECORDS, 2)
+    profile = SimpleNamespace(points=(1, 2, 3))
+    summary = Tuned(profile, fit_table(nothing, nothing, dataset="none"), nothing).summary
+    assert summary.startswith("3 step times; no drafts")
