@@ -23,13 +23,10 @@ def features(slots: torch.Tensor) -> Features:
 def batch(seq_lens: list[int]) -> DraftBatch:
     count = len(seq_lens)
     return DraftBatch(
-        anchors=torch.arange(count),
-        seq_lens=torch.tensor(seq_lens),
-        page_table=torch.arange(SLOTS, dtype=torch.int32).view(4, -1),
-        rows=torch.arange(count),
-        temperatures=torch.zeros(count),
-        keys=torch.randint(2**62, (count, WIDE.gamma)),
-    )
+        anchors=torch.arange(count), seq_lens=torch.tensor(seq_lens),
+        page_table=torch.arange(SLOTS, dtype=torch.int32).view(4, -1), rows=torch.arange(count),
+        temperatures=torch.zeros(count), keys=torch.randint(2**62, (count, WIDE.gamma)),
+    )  # fmt: skip
 
 
 class Spy(Drafter):

@@ -84,14 +84,11 @@ def test_verified_texts_follow_the_target(steps: int, monkeypatch: pytest.Monkey
     each = torch.arange(n)
     draft = made.propose(
         DraftBatch(
-            anchors=torch.full((n,), 3),
-            seq_lens=torch.full((n,), 9),
-            page_table=table,
-            rows=each,
+            anchors=torch.full((n,), 3), seq_lens=torch.full((n,), 9), page_table=table, rows=each,
             keys=streams(each[:, None].repeat(1, GAMMA), torch.arange(GAMMA).repeat(n, 1), Purpose.DRAFT),
             temperatures=torch.full((n,), 3.0),
         )
-    )
+    )  # fmt: skip
     assert draft.vocab is not None
     generator = torch.Generator().manual_seed(8)
     target = torch.zeros(96, 96)

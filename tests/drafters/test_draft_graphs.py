@@ -48,15 +48,11 @@ def batch_of(count: int, table: torch.Tensor, gamma: int, kinds: torch.Tensor, *
     }
     seeds, wide = torch.randint(1 << 40, (count, 1)).expand(-1, gamma + 2), torch.arange(gamma + 2)
     return DraftBatch(
-        anchors=torch.randint(96, (count,)),
-        seq_lens=torch.randint(1, CONTEXT - 8, (count,)),
-        page_table=table,
-        rows=1 + torch.randperm(REQUESTS)[:count],
-        temperatures=torch.where(kinds, 0.8, 0.0),
+        anchors=torch.randint(96, (count,)), seq_lens=torch.randint(1, CONTEXT - 8, (count,)), page_table=table,
+        rows=1 + torch.randperm(REQUESTS)[:count], temperatures=torch.where(kinds, 0.8, 0.0),
         keys=streams(seeds.contiguous(), wide.expand(count, -1).contiguous(), Purpose.TOKEN),
-        wants_probs="decided" in names,
-        **{name: filters[name] for name in names},
-    )
+        wants_probs="decided" in names, **{name: filters[name] for name in names},
+    )  # fmt: skip
 
 
 def room_of(drafter) -> torch.Tensor:

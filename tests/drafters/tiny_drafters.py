@@ -209,13 +209,10 @@ def save_target(folder: Path, *, hidden_size: int = 32, intermediate_size: int =
 def batch(table: torch.Tensor, rows: list[int], lengths: list[int], temperature: float = 0.0) -> DraftBatch:
     generator = torch.Generator().manual_seed(1)
     return DraftBatch(
-        anchors=torch.tensor([3 + r for r in rows]),
-        seq_lens=torch.tensor(lengths),
-        page_table=table,
-        rows=torch.tensor(rows),
-        temperatures=torch.full((len(rows),), temperature),
+        anchors=torch.tensor([3 + r for r in rows]), seq_lens=torch.tensor(lengths), page_table=table,
+        rows=torch.tensor(rows), temperatures=torch.full((len(rows),), temperature),
         keys=torch.randint(2**62, (len(table), TINY.gamma), generator=generator)[rows],
-    )
+    )  # fmt: skip
 
 
 def check_tokens_follow_q(drafter: Drafter, table: torch.Tensor, *, positions: Iterable[int], draws: int) -> None:

@@ -126,13 +126,9 @@ def verification(
     tokens = agree.where(lucky & (decided | (given.temperatures <= 0))[:, None], tokens)
     tokens = tokens.where(torch.arange(gamma) < verify_lens[:, None], 10**9)
     keywords = {
-        "uniforms": torch.rand(requests, gamma, generator=generator, dtype=torch.float64),
-        "final_keys": keys(requests),
-        "decided": decided,
-        "row_keys": row_keys,
-        "draft_probs": None if q_kind == "point mass" else q,
-        "vocab": vocab,
-    }
+        "uniforms": torch.rand(requests, gamma, generator=generator, dtype=torch.float64), "final_keys": keys(requests),
+        "decided": decided, "row_keys": row_keys, "draft_probs": None if q_kind == "point mass" else q, "vocab": vocab,
+    }  # fmt: skip
     return (tokens, verify_lens, qo_indptr, request, logits, given), keywords
 
 

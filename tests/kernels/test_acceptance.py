@@ -41,13 +41,9 @@ def verify_batch(seed: int, requests: int, vocab_size: int, q_kind: str):
     q[decided] = torch.nan
     keywords = {
         "uniforms": torch.rand(requests, GAMMA, generator=generator, dtype=torch.float64),
-        "final_keys": keys(requests, generator),
-        "wanted": wanted,
-        "probs": probs,
-        "decided": decided,
-        "draft_probs": None if q_kind == "point mass" else q,
-        "vocab": vocab,
-    }
+        "final_keys": keys(requests, generator), "wanted": wanted, "probs": probs, "decided": decided,
+        "draft_probs": None if q_kind == "point mass" else q, "vocab": vocab,
+    }  # fmt: skip
     return (tokens, verify_lens, qo_indptr), keywords
 
 
@@ -177,16 +173,12 @@ def first_two(q_kind: str, seed: int, acceptor=accept):
     probs = torch.cat([p, p[:1]]).repeat(SAMPLES, 1)
     lens, out = acceptor(
         Verification(
-            tokens,
-            torch.full((SAMPLES,), 2),
-            torch.arange(SAMPLES + 1) * 3,
+            tokens, torch.full((SAMPLES,), 2), torch.arange(SAMPLES + 1) * 3,
             uniforms=torch.rand(SAMPLES, 2, generator=generator, dtype=torch.float64),
-            final_keys=keys(SAMPLES, generator),
-            probs=probs,
-            draft_probs=None if q_kind == "point mass" else q.expand(SAMPLES, 2, -1).contiguous(),
-            vocab=vocab,
+            final_keys=keys(SAMPLES, generator), probs=probs,
+            draft_probs=None if q_kind == "point mass" else q.expand(SAMPLES, 2, -1).contiguous(), vocab=vocab,
         )
-    )
+    )  # fmt: skip
     count = lambda k: torch.bincount(out[lens > k, k], minlength=TARGET_VOCAB).double()  # noqa: E731
     return [(count(0), p[0]), (count(1), p[1]), (count(2), p[0])]
 

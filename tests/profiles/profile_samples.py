@@ -24,11 +24,8 @@ POINTS = (
 
 def profile(name: str = "epyc", fingerprint: Fingerprint = HERE, measured_at: str = "2026-01-01T00:00:00Z") -> Profile:
     return Profile(
-        name=name,
-        fingerprint=fingerprint,
-        points=tuple(sorted(POINTS, key=lambda p: (p.requests, p.tokens, p.context))),
-        thorough=True,
-        measured_at=measured_at,
-        measured_how="outrider tune",
+        name=name, fingerprint=fingerprint,
+        points=tuple(sorted(POINTS, key=lambda p: (p.requests, p.tokens, p.context))), thorough=True,
+        measured_at=measured_at, measured_how="outrider tune",
         prefills=(PrefillPoint(128, 0, 0.05), PrefillPoint(64, 1024, 0.04)),
-    )
+    )  # fmt: skip

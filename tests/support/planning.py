@@ -92,16 +92,10 @@ def step_drafts(
     admission = Admission(
         step=replace(step, entries=replace(step.entries, numbers=numbers)),
         classes=torch.zeros(requests, dtype=torch.int64) if classes is None else torch.from_numpy(classes),
-        ends=torch.full((requests,), gamma + 1),
-        draft_lens=lens,
-        raw=torch.from_numpy(confidence),
-        confidence=torch.from_numpy(confidence),
-        verify_lens=torch.from_numpy(verify_lens),
-        drafting=requests,
-        looked_up=None,
-        draft_seconds=0.0,
-        planner_seconds=0.0,
-    )
+        ends=torch.full((requests,), gamma + 1), draft_lens=lens, raw=torch.from_numpy(confidence),
+        confidence=torch.from_numpy(confidence), verify_lens=torch.from_numpy(verify_lens), drafting=requests,
+        looked_up=None, draft_seconds=0.0, planner_seconds=0.0,
+    )  # fmt: skip
     drafts = StepDrafts(admission, torch.from_numpy(accept_lens), calibration=calibration)
     drafts.read()
     drafts.tokens = accept_lens if tokens is None else tokens

@@ -30,15 +30,12 @@ def _object(draw: random.Random, depth: int) -> dict[str, Any]:
 
 def _value(draw: random.Random, depth: int) -> dict[str, Any]:
     makers = [
-        lambda: {"type": "string", "maxLength": draw.randint(3, 12)},
-        lambda: {"type": "integer"},
-        lambda: {"type": "number"},
-        lambda: {"type": "boolean"},
+        lambda: {"type": "string", "maxLength": draw.randint(3, 12)}, lambda: {"type": "integer"},
+        lambda: {"type": "number"}, lambda: {"type": "boolean"},
         lambda: {"enum": draw.sample(WORDS, draw.randint(1, 4))},
-        lambda: {"type": "string", "pattern": draw.choice(PATTERNS)},
-        lambda: {"const": draw.choice(WORDS)},
+        lambda: {"type": "string", "pattern": draw.choice(PATTERNS)}, lambda: {"const": draw.choice(WORDS)},
         lambda: {"anyOf": [{"type": "integer"}, {"type": "null"}]},
-    ]
+    ]  # fmt: skip
     if depth > 0:
         makers += [
             lambda: _object(draw, depth),

@@ -96,15 +96,10 @@ def logits(batch: Batch) -> torch.Tensor:
     info = SimpleNamespace(acc_additive_penalties=None, logit_bias=None, vocab_size=VOCAB, grammar_mask=None)
     return LogitRules(history, batch.page_table).verified(
         SimpleNamespace(reqs=reqs, sampling_info=info, req_pool_indices=torch.arange(len(reqs))),
-        SimpleNamespace(next_token_logits=LOGITS[batch.flat.input_ids]),
-        batch.flat,
-        torch.tensor([item.text[-1] for item in batch.items]),
-        batch.draft.tokens,
-        batch.seq_lens,
-        longest=int(batch.seq_lens.max()),
-        exact=True,
-        barrier=None,
-    )
+        SimpleNamespace(next_token_logits=LOGITS[batch.flat.input_ids]), batch.flat,
+        torch.tensor([item.text[-1] for item in batch.items]), batch.draft.tokens, batch.seq_lens,
+        longest=int(batch.seq_lens.max()), exact=True, barrier=None,
+    )  # fmt: skip
 
 
 def believing(batch: Batch) -> torch.Tensor:

@@ -32,14 +32,11 @@ class Batch:
         own = self.page_table[self.tables[:, None], self.starts[:, None] + torch.arange(BLOCK)].long()
         own[[2, 3, 8, 9]] = slots[3 * CONTEXT : 3 * CONTEXT + 4 * BLOCK].view(4, BLOCK)
         self.rows = OpenRows(
-            tokens=torch.randint(1, 50, (10, BLOCK), generator=draw),
-            starts=self.starts,
-            before=torch.tensor([7, 7, 7, 7, 8, 8, 8, 0, 7, 9]),
-            tables=self.tables,
-            slots=own,
+            tokens=torch.randint(1, 50, (10, BLOCK), generator=draw), starts=self.starts,
+            before=torch.tensor([7, 7, 7, 7, 8, 8, 8, 0, 7, 9]), tables=self.tables, slots=own,
             open=torch.tensor([False, True, True, True, False, False, False, True, False, True]),
             above=torch.tensor([-1] * 9 + [8]),
-        )
+        )  # fmt: skip
         self.k, self.v = torch.randn(2, 201, KV_HEADS, WIDTH, generator=draw)
 
     def expected(self, q: torch.Tensor, row: int, place: int, causal: bool) -> torch.Tensor:
