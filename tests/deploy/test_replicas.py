@@ -36,11 +36,8 @@ STORY = " ".join(
 def replica_server(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     # The router needs a moment to see that it leaves.
     flags = ("--max-total-tokens", "4096", "--lame-duck-seconds", "3")
-    started = ForkedServer(tmp_path_factory.mktemp("replica") / "log", *flags)
-    try:
-        yield started.wait_until_ready()
-    finally:
-        started.kill()
+    with ForkedServer(tmp_path_factory.mktemp("replica") / "log", *flags) as started:
+        yield started
 
 
 @contextmanager

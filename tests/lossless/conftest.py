@@ -191,11 +191,8 @@ def served(request: pytest.FixtureRequest) -> Server:
 
 
 def _serve(log: Path, *flags: str, kind: type[Server] = ForkedServer, **env: str) -> Iterator[Server]:
-    started = kind(log, *flags, **TAKES_MANY | env)
-    try:
-        yield started.wait_until_ready()
-    finally:
-        started.stop()
+    with kind(log, *flags, **TAKES_MANY | env) as started:
+        yield started
 
 
 def jagged_profile(folder: Path, **settings: Any) -> Path:

@@ -57,15 +57,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def started(folder: Path, name: str, *flags: str, target: str = "tiny") -> Iterator[Server]:
     if overlaps():
         pytest.skip("SGLang keeps the states of prefixes only where steps do not overlap, as on CPUs")
-    server = ForkedServer(
+    with ForkedServer(
         folder / f"log-{name}", "--model", str(folder / target), "--served-model-name", MODEL, "--dtype", "float32",
         "--max-total-tokens", "640", "--max-running-requests", "8", "--chunked-prefill-size", "64",
         *flags, **TAKES_MANY,
-    )  # fmt: skip
-    try:
-        yield server.wait_until_ready()
-    finally:
-        server.stop()
+    ) as server:  # fmt: skip
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -48,11 +48,8 @@ def guarded_server(tmp_path_factory: pytest.TempPathFactory, small_target: Small
         "--max-total-tokens": 4096,
     }  # fmt: skip
     words = [*small_target.flags(), *(str(word) for flag in flags.items() for word in flag)]
-    started = ForkedServer(tmp_path_factory.mktemp("guarded") / "log", *words)
-    try:
-        yield Guarded(started.wait_until_ready(), metrics_port)
-    finally:
-        started.kill()
+    with ForkedServer(tmp_path_factory.mktemp("guarded") / "log", *words) as started:
+        yield Guarded(started, metrics_port)
 
 
 def test_bodies_that_never_end_take_no_place_and_are_closed(guarded_server: Guarded) -> None:

@@ -35,9 +35,7 @@ def test_answers_equal_transformers(architecture: str, tmp_path: Path, request: 
         pytest.skip("--exhaustive starts a server for it")
     model = tiny_families.write(architecture, tmp_path / "tiny")
     flags = ("--max-total-tokens", "512", "--dtype", "float32", "--log-level", "info")
-    server = ForkedServer(tmp_path / "log", "--model", str(tmp_path / "tiny"), *flags)
-    try:
-        server.wait_until_ready()
+    with ForkedServer(tmp_path / "log", "--model", str(tmp_path / "tiny"), *flags) as server:
         bias = dict.fromkeys(FEW, 100.0)
         free, biased = greedy(model, {}), greedy(model, bias)
         for speculates in (True, False):
@@ -48,8 +46,6 @@ def test_answers_equal_transformers(architecture: str, tmp_path: Path, request: 
         assert drafted(server) > 0
         one_call = f"{model.config.get_text_config().num_hidden_layers} layers run in one call" in server.output()
         assert one_call == (architecture in tiny_families.IN_ONE_CALL)
-    finally:
-        server.stop()
 
 
 def ask(server: Server, speculates: bool, more: dict[str, Any]) -> dict[str, Any]:

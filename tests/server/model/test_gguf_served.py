@@ -56,11 +56,8 @@ def test_answers_equal_transformers(name: str, tmp_path: Path, request: pytest.F
 
 
 def started(folder: Path, *flags: str) -> Iterator[Server]:
-    server = ForkedServer(folder / "log", *flags)
-    try:
-        yield server.wait_until_ready()
-    finally:
-        server.stop()
+    with ForkedServer(folder / "log", *flags) as server:
+        yield server
 
 
 def greedy(model: torch.nn.Module) -> tuple[list[int], list[float]]:

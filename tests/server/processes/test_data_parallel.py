@@ -31,11 +31,8 @@ def server(
     log = tmp_path_factory.mktemp("several") / "log"
     observing = ("--otlp-endpoint", collector.endpoint, "--log-requests", "content")
     flags = (*small_target.flags(), "--engines", "2", "--max-total-tokens", "4096", *observing)
-    started = ForkedServer(log, *flags)
-    try:
-        yield started.wait_until_ready()
-    finally:
-        started.kill()
+    with ForkedServer(log, *flags) as started:
+        yield started
 
 
 def schedulers(server: Server) -> list[psutil.Process]:
