@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from outrider.scheduler import registry
+from outrider.scheduler.baselines import VerifyAll
+from outrider.scheduler.buckets import TokenBuckets
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.contract import Budget, Planner, StepView
 from outrider.scheduler.cost.model import StepCost
@@ -100,6 +103,19 @@ def step_drafts(
     drafts.read()
     drafts.tokens = accept_lens if tokens is None else tokens
     return drafts
+
+
+def every_planner(requests: int, gamma: int, buckets: TokenBuckets | None = None) -> list[Planner]:
+    """A planner of each entry of the registry, one for which drafting never pays, and one of shorter drafts."""
+    seconds = [1.0 + 0.07 * k + 0.3 * (k > 4) for k in range(requests * gamma + 1)]
+
+    def make(name: str, draft: float = 0.0) -> Planner:
+        return registry.make(name, gamma=gamma, threshold=0.25, cost=curve_cost(requests, seconds, draft))
+
+    planners = [*map(make, registry.names()), make("asynchronous", 9.0), VerifyAll(2)]
+    for planner in planners:
+        planner.buckets = buckets
+    return planners
 
 
 def prefixes(lens: list[int], tokens: int) -> list[tuple[int, ...]]:
