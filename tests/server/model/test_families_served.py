@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import tiny_families
 import torch
-from gguf_models import PROMPT
+from gguf_models import PROMPT, greedy
 from metrics_page import metric
 from running import HTTP, ForkedServer, Server
 
@@ -37,7 +37,7 @@ def test_answers_equal_transformers(architecture: str, tmp_path: Path, request: 
     flags = ("--max-total-tokens", "512", "--dtype", "float32", "--log-level", "info")
     with ForkedServer(tmp_path / "log", "--model", str(tmp_path / "tiny"), *flags) as server:
         bias = dict.fromkeys(FEW, 100.0)
-        free, biased = greedy(model, {}), greedy(model, bias)
+        free, biased = greedy(model, TOKENS), greedy(model, TOKENS, bias)
         for speculates in (True, False):
             choice = ask(server, speculates, {"logprobs": 3})
             assert choice["token_ids"] == free[0]
@@ -60,20 +60,6 @@ def ask(server: Server, speculates: bool, more: dict[str, Any]) -> dict[str, Any
 
 def drafted(server: Server) -> float:
     return metric(server.url, "outrider_accepted_tokens_total")
-
-
-@torch.inference_mode()
-def greedy(model: torch.nn.Module, bias: dict[int, float]) -> tuple[list[int], list[float]]:
-    """Transformers' greedy answer, and its log-probabilities without the bias."""
-    ids, logprobs = list(PROMPT), []
-    for _ in range(TOKENS):
-        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].float()
-        biased = logits.clone()
-        for token, value in bias.items():
-            biased[token] += value
-        ids.append(int(biased.argmax()))
-        logprobs.append(float(torch.log_softmax(logits, -1)[ids[-1]]))
-    return ids[len(PROMPT) :], logprobs
 
 
 def assert_close(found: list[float], expected: list[float]) -> None:
