@@ -8,9 +8,8 @@ import httpx
 import jsonschema
 import pytest
 from asking import MODEL
-from refusals import assert_refused
 from running import HTTP, Server
-from small_grammars import nested_repeats, small_schema
+from small_grammars import assert_refused, nested_repeats, small_schema
 
 STRING = {"type": "string"}
 CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from chi_square import distance
 from enumeration import Enumeration, Found, exact
 from measured_acceptance import Acceptance, Batch, Kind, Text, Verified
 from planning import curve_cost
-from power import distance
 from table_models import DenoisingModel, TableModel
 
 from outrider.drafters import lookup_first

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 import xgrammar
+from chi_square import distance
 from enumeration import Enumeration, Found, exact
 from measured_acceptance import Acceptance, Batch, Kind, Text, ruled_logits
-from power import distance
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 from table_models import TableModel
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import xgrammar
+from chi_square import distance
 from enumeration import Enumeration, Found, exact
 from exact_answers import Rules
 from measured_acceptance import Acceptance, Kind, Text, ruled_logits
-from power import distance
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 from table_models import TableModel
 
