@@ -47,11 +47,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     flags = ("--max-total-tokens", "4096", "--max-choices", "16", "--log-format", "json", "--log-requests", "summary")
     flags += ONE_THREAD  # `exact_server` uses all cores, as users' servers
     one_call = changed("one-call") if native.available() and not hardware.has_gpu() else {}
-    started = Server(folder / "log", *flags, *planned_by(folder), **one_call)
-    try:
-        yield started.wait_until_ready()
-    finally:
-        started.stop()
+    with Server(folder / "log", *flags, *planned_by(folder), **one_call) as started:
+        yield started
 
 
 def planned_by(folder: Path) -> tuple[str, ...]:
@@ -148,9 +145,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--exhaustive",
-        action="store_true",
-        help="all prompts, seeds and variants, which takes long on a CPU",
+        "--exhaustive", action="store_true", help="all prompts, seeds and variants, which takes long on a CPU"
     )
     parser.addoption("--overlap", action="store_true", help="servers overlap scheduling and forward, as on a GPU")
     parser.addoption("--fuzz", type=int, metavar="N", help="malformed requests in tests/server/http/test_fuzz.py")

@@ -23,15 +23,10 @@ all = 4
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     files = {
-        ".ci/budget.toml": BUDGET,
-        "kernels/a.py": "1\n2\n",
-        "kernels/cpu/csrc/b.h": "1\n2\n3\n",
-        "kernels/vendor/c.js": "1\n" * 9,
-        "kernels/untracked.py": "1\n",
-        "tests/d.py": "1\n" * 9,
-        "README.md": "one two three",
-        "docs/e.md": "four",
-    }
+        ".ci/budget.toml": BUDGET, "kernels/a.py": "1\n2\n", "kernels/cpu/csrc/b.h": "1\n2\n3\n",
+        "kernels/vendor/c.js": "1\n" * 9, "kernels/untracked.py": "1\n", "tests/d.py": "1\n" * 9,
+        "README.md": "one two three", "docs/e.md": "four",
+    }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -107,9 +107,7 @@ print(json.dumps({
 """
 
 
-def test_sglang_loads_the_plugin_from_an_installed_wheel(
-    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sglang_loads_the_installed_plugin(wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = tmp_path / "site"
     python("-m", "pip", "install", "--no-deps", "--no-index", "--target", str(site), str(wheel))
     monkeypatch.setenv("SGLANG_PLUGINS", "outrider")

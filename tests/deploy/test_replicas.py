@@ -36,11 +36,8 @@ STORY = " ".join(
 def replica_server(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     # The router needs a moment to see that it leaves.
     flags = ("--max-total-tokens", "4096", "--lame-duck-seconds", "3")
-    started = ForkedServer(tmp_path_factory.mktemp("replica") / "log", *flags)
-    try:
-        yield started.wait_until_ready()
-    finally:
-        started.kill()
+    with ForkedServer(tmp_path_factory.mktemp("replica") / "log", *flags) as started:
+        yield started
 
 
 @contextmanager
@@ -149,9 +146,7 @@ def small_front(request: pytest.FixtureRequest) -> Iterator[tuple[str, str, list
 
 @pytest.mark.server  # the router's process title is an engine's
 @pytest.mark.parametrize("told", ["die", "500", "502", "504", "429"])
-def test_a_request_that_failed_on_a_server_is_not_retried_elsewhere(
-    small_front: tuple[str, str, list[SmallServer]], told: str
-) -> None:
+def test_a_failed_request_is_not_retried_elsewhere(small_front: tuple[str, str, list[SmallServer]], told: str) -> None:
     """A request that ended one engine would end the next."""
     _, front, servers = small_front
     for number in range(4):
@@ -194,9 +189,7 @@ def test_no_request_is_lost_when_a_server_leaves(fronts: dict[str, str], replica
 
 @pytest.mark.server
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_a_client_that_leaves_has_left_the_server(
-    small_front: tuple[str, str, list[SmallServer]], stream: bool
-) -> None:
+def test_a_client_that_leaves_leaves_the_server(small_front: tuple[str, str, list[SmallServer]], stream: bool) -> None:
     asked, left = threading.Event(), threading.Event()
 
     async def wait(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

@@ -1,5 +1,6 @@
 """Small drafters of every network, and the texts that they read."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,19 +11,22 @@ from typing import Any, Self
 import tiny_eagle
 import tiny_mtp
 import torch
+from margins import assert_near
 from tiny_drafters import (
     CONFIGS,
     DIFFUSIONS,
     PATHS,
+    TERMS,
     TINY,
     WIDE_PATHS,
+    batch,
     check_history_is_forgotten,
     make_diffusion,
     make_drafter,
     make_target,
 )
 
-from outrider.drafters.base import Features
+from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.block.config import BlockConfig
 from outrider.drafters.diffusion.drafter import DiffusionDrafter
 from outrider.drafters.eagle.drafter import EagleDrafter
@@ -123,6 +127,22 @@ class Scene:
         for row, length in enumerate(LENGTHS):
             self.observe(made, table, row, 0, length)
         return made, table
+
+    def asked(self, asking: DraftBatch) -> list[tuple[list[int], torch.Tensor]]:
+        """Ids with the anchor, and the target's states, of the texts of `observed`."""
+        ids = [[*text(row)[:n].tolist(), int(asking.anchors[row])] for row, n in enumerate(LENGTHS)]
+        return [(each, self.states(row)[: len(each) - 1]) for row, each in enumerate(ids)]
+
+    def check_drafts(self, reference: Any) -> None:
+        """Check greedy drafts and the first q against `reference.draft`."""
+        made, table = self.observed()
+        asking = batch(table, [0, 1, 2], list(LENGTHS))
+        draft = made.propose(asking)
+        sampled = made.propose(dataclasses.replace(asking, temperatures=torch.full((3,), 0.7)))
+        for row, (ids, states) in enumerate(self.asked(asking)):
+            tokens, logits = reference.draft(ids, states, GAMMA)
+            assert draft.tokens[row].tolist() == tokens
+            assert_near(sampled.probs[row, 0], (logits[0] / 0.7).softmax(-1).float(), TERMS)
 
     def check_history_is_forgotten(self) -> None:
         def read(drafter: Any, table: torch.Tensor, life: int, row: int, start: int, stop: int) -> None:

@@ -26,7 +26,7 @@ from outrider.drafters.block.checkpoint import (
     target_identity,
 )
 from outrider.drafters.block.drafter import BlockDrafter
-from outrider.drafters.block.model import BlockModel, DraftModel
+from outrider.drafters.block.model import DraftModel
 from outrider.drafters.config_file import CheckpointError
 
 
@@ -206,8 +206,3 @@ def sglang_name(name: str) -> str:
 
 def digest(value: torch.Tensor) -> str:
     return hashlib.sha256(value.contiguous().numpy().tobytes()).hexdigest()
-
-
-def test_logits_of_a_full_vocabulary_model() -> None:
-    model = BlockModel(TINY)
-    assert torch.equal(model.vocab, torch.arange(96))

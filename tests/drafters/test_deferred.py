@@ -23,13 +23,10 @@ def features(slots: torch.Tensor) -> Features:
 def batch(seq_lens: list[int]) -> DraftBatch:
     count = len(seq_lens)
     return DraftBatch(
-        anchors=torch.arange(count),
-        seq_lens=torch.tensor(seq_lens),
-        page_table=torch.arange(SLOTS, dtype=torch.int32).view(4, -1),
-        rows=torch.arange(count),
-        temperatures=torch.zeros(count),
-        keys=torch.randint(2**62, (count, WIDE.gamma)),
-    )
+        anchors=torch.arange(count), seq_lens=torch.tensor(seq_lens),
+        page_table=torch.arange(SLOTS, dtype=torch.int32).view(4, -1), rows=torch.arange(count),
+        temperatures=torch.zeros(count), keys=torch.randint(2**62, (count, WIDE.gamma)),
+    )  # fmt: skip
 
 
 class Spy(Drafter):
@@ -124,9 +121,3 @@ def test_observed_tensors_may_be_overwritten() -> None:
     shown.slots.zero_()
     asked = batch([4])
     assert torch.equal(deferred.propose(asked).confidence, at_once.propose(asked).confidence)
-
-
-def test_a_drafter_model_wants_hidden_states() -> None:
-    slots = torch.arange(2)
-    with pytest.raises(ValueError, match="needs the target's hidden states"):
-        DeferredObserve(make_drafter(WIDE)).observe(Features(None, slots, slots, slots))

@@ -182,15 +182,11 @@ def texts(predict: module.Predict, target: torch.Tensor, schedule: Schedule) -> 
     rows = torch.stack([target[number(tokens, (reach < k).expand_as(tokens))] for k in range(GAMMA + 1)], 1)
     lens, out = accept(
         Verification(
-            tokens,
-            torch.full((SAMPLES,), GAMMA),
-            torch.arange(SAMPLES + 1) * (GAMMA + 1),
+            tokens, torch.full((SAMPLES,), GAMMA), torch.arange(SAMPLES + 1) * (GAMMA + 1),
             uniforms=uniforms(streams(each, each * 0, Purpose.ACCEPT), GAMMA),
-            final_keys=streams(each, each * 0, Purpose.FINAL),
-            probs=rows.flatten(0, 1),
-            draft_probs=probs,
+            final_keys=streams(each, each * 0, Purpose.FINAL), probs=rows.flatten(0, 1), draft_probs=probs,
         )
-    )
+    )  # fmt: skip
     out = out[:, :GAMMA].clone()
     for k in range(1, GAMMA):
         more = gumbel_argmax(

@@ -42,9 +42,7 @@ def rows_of_passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("requests", [1, 24])
-def test_after_a_thousand_steps_without_drafts_a_probe_is_bounded(
-    requests: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_probe_after_a_thousand_undrafted_steps_is_bounded(requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make_denoiser(dataclasses.replace(DIFFUSION, max_positions=2048), slots=requests * 1100)
     table = torch.randperm(requests * 1100).int().view(requests, 1100)
     texts = torch.stack([text(row, 1100) for row in range(requests)])
@@ -79,9 +77,7 @@ def test_short_backlogs_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize("requests", [1, 24, 56])
-def test_on_a_device_a_backlog_is_worked_off_in_steps_of_one_size(
-    requests: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_device_a_backlog_is_encoded_in_steps_of_one_size(requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
     config = dataclasses.replace(DIFFUSION, max_positions=512)
     slots = 1 + requests * 160
     made, whole = make_denoiser(config, slots=slots), make_denoiser(config, slots=slots)

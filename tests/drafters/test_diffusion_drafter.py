@@ -10,15 +10,7 @@ import torch
 import torch.nn.functional as F
 from chi_square import p_value
 from scenes import GAMMA, LENGTHS, SLOTS, Scene, make_denoiser, pages, text
-from tiny_drafters import (
-    DIFFUSIONS,
-    TINY,
-    WIDE_DIFFUSION,
-    batch,
-    make_diffusion,
-    make_model,
-    make_target,
-)
+from tiny_drafters import DIFFUSIONS, TINY, WIDE_DIFFUSION, batch, make_diffusion, make_model, make_target
 
 from outrider.drafters import encoding
 from outrider.drafters.base import DraftBatch, Prefilled
@@ -92,14 +84,11 @@ def test_verified_texts_follow_the_target(steps: int, monkeypatch: pytest.Monkey
     each = torch.arange(n)
     draft = made.propose(
         DraftBatch(
-            anchors=torch.full((n,), 3),
-            seq_lens=torch.full((n,), 9),
-            page_table=table,
-            rows=each,
+            anchors=torch.full((n,), 3), seq_lens=torch.full((n,), 9), page_table=table, rows=each,
             keys=streams(each[:, None].repeat(1, GAMMA), torch.arange(GAMMA).repeat(n, 1), Purpose.DRAFT),
             temperatures=torch.full((n,), 3.0),
         )
-    )
+    )  # fmt: skip
     assert draft.vocab is not None
     generator = torch.Generator().manual_seed(8)
     target = torch.zeros(96, 96)
@@ -107,16 +96,12 @@ def test_verified_texts_follow_the_target(steps: int, monkeypatch: pytest.Monkey
     before = torch.cat([torch.full((n, 1), 3), draft.tokens], 1)
     lens, out = accept(
         Verification(
-            draft.tokens,
-            draft.lens,
-            torch.arange(n + 1) * (GAMMA + 1),
+            draft.tokens, draft.lens, torch.arange(n + 1) * (GAMMA + 1),
             uniforms=uniforms(streams(each, each * 0, Purpose.ACCEPT), GAMMA),
-            final_keys=streams(each, each * 0, Purpose.FINAL),
-            probs=target[before].flatten(0, 1),
-            draft_probs=draft.probs,
-            vocab=draft.vocab,
+            final_keys=streams(each, each * 0, Purpose.FINAL), probs=target[before].flatten(0, 1),
+            draft_probs=draft.probs, vocab=draft.vocab,
         )
-    )
+    )  # fmt: skip
     assert lens.unique().tolist() == list(range(1, GAMMA + 2))
     second = out[:, 1].where(lens > 1, gumbel_argmax(target[out[:, 0]], streams(each, each * 0, Purpose.TOKEN)))
     known = draft.vocab.tolist()

@@ -50,17 +50,11 @@ def batch_of(count: int, table: torch.Tensor, gamma: int, kinds: torch.Tensor, *
     seeds, seeded = torch.randint(1 << 40, (count,)), torch.rand(count) < 0.4
     seq_lens = torch.randint(1, CONTEXT - 8, (count,))
     return DraftBatch(
-        anchors=torch.randint(96, (count,)),
-        seq_lens=seq_lens,
-        page_table=table,
-        rows=1 + torch.randperm(REQUESTS)[:count],
-        temperatures=torch.where(kinds, 0.8, 0.0),
-        keys=draft_keys(seeds, seeded, seq_lens, gamma + 2),
-        seeds=seeds,
-        seeded=seeded,
-        wants_probs="decided" in names,
-        **{name: filters[name] for name in names},
-    )
+        anchors=torch.randint(96, (count,)), seq_lens=seq_lens, page_table=table,
+        rows=1 + torch.randperm(REQUESTS)[:count], temperatures=torch.where(kinds, 0.8, 0.0),
+        keys=draft_keys(seeds, seeded, seq_lens, gamma + 2), seeds=seeds, seeded=seeded,
+        wants_probs="decided" in names, **{name: filters[name] for name in names},
+    )  # fmt: skip
 
 
 def room_of(drafter) -> torch.Tensor:

@@ -8,15 +8,9 @@ from typing import Any
 import pytest
 import torch
 from eagle_reference import Reference
-from margins import assert_near
 from own_process import found_by_fork
-from scenes import GAMMA, LENGTHS, SLOTS, Scene, eagle_target, pages, text
-from tiny_drafters import (
-    TERMS,
-    assert_same_draft,
-    batch,
-    save_target,
-)
+from scenes import GAMMA, LENGTHS, SLOTS, Scene, eagle_target, pages
+from tiny_drafters import assert_same_draft, batch, save_target
 from tiny_eagle import LAYER_IDS, LAYOUTS, flat, save_eagle, tensors_of
 
 from outrider.drafters import encoding, networks, registry
@@ -36,19 +30,8 @@ def layout(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.usefixtures("compiled", "place")
 def test_drafts_equal_the_paper(layout: str, tmp_path: Path) -> None:
-    scene = scene_of(layout, tmp_path)
-    made, table = scene.observed()
-    asking = batch(table, [0, 1, 2], list(LENGTHS))
-    draft = made.propose(asking)
-    sampled = made.propose(dataclasses.replace(asking, temperatures=torch.full((3,), 0.7)))
-    embedding, head = eagle_target(layout).weights()
-    reference = Reference(flat(layout), tensors_of(layout), embedding, head)
-    for row, length in enumerate(LENGTHS):
-        ids = [*text(row)[:length].tolist(), int(asking.anchors[row])]
-        tokens, logits = reference.draft(ids, scene.states(row)[:length], GAMMA)
-        assert draft.tokens[row].tolist() == tokens
-        assert sampled.probs is not None
-        assert_near(sampled.probs[row, 0], (logits[0] / 0.7).softmax(-1).float(), TERMS)
+    reference = Reference(flat(layout), tensors_of(layout), *eagle_target(layout).weights())
+    scene_of(layout, tmp_path).check_drafts(reference)
 
 
 @pytest.mark.slow
@@ -59,11 +42,8 @@ def test_drafts_equal_sglangs_module(tmp_path: Path) -> None:
     table, (embedding, head) = pages(), eagle_target("authors").weights()
     authors = scene_of("authors", tmp_path / "authors")
     asking = batch(table, [0, 1, 2], list(LENGTHS))
-    texts = [
-        ([*text(row)[:length].tolist(), int(asking.anchors[row])], authors.states(row)[:length])
-        for row, length in enumerate(LENGTHS)
-    ]
-    torch.save({"embedding": embedding, "head": head, "texts": texts, "gamma": GAMMA}, tmp_path / "texts")
+    given = {"embedding": embedding, "head": head, "texts": authors.asked(asking), "gamma": GAMMA}
+    torch.save(given, tmp_path / "texts")
     save_target(tmp_path / "target")
     program = Path(__file__).with_name("eagle_by_sglang.py")
     drafts = found_by_fork(program, *map(str, (tmp_path / "target", tmp_path / "texts", *folders)))

@@ -37,14 +37,11 @@ def batch(drafter: Drafter, *, temperature: float = 1.0) -> DraftBatch:
         hidden = torch.randn(length, 3 * 64, generator=torch.Generator().manual_seed(row))
         drafter.observe(Features(hidden if drafter.target_layers else None, ids, torch.arange(length), slots))
     return DraftBatch(
-        anchors=torch.tensor([3, 5, 4]),
-        seq_lens=torch.tensor(LENGTHS),
-        page_table=table,
-        rows=torch.arange(3),
+        anchors=torch.tensor([3, 5, 4]), seq_lens=torch.tensor(LENGTHS), page_table=table, rows=torch.arange(3),
         temperatures=torch.full((3,), temperature),
         keys=torch.randint(2**62, (3, drafter.gamma), generator=torch.Generator().manual_seed(1)),
         answer_lens=torch.tensor(ANSWERED),
-    )
+    )  # fmt: skip
 
 
 def test_answers_that_are_long_enough_get_the_models_drafts(tmp_path: Path) -> None:

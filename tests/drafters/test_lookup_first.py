@@ -177,13 +177,10 @@ def test_on_a_device_the_choice_is_the_same(with_probs):
         torch.rand(count, wide, generator=generator),
     )
     drafted = Draft(
-        VOCAB[torch.randint(0, len(VOCAB), (count, GAMMA), generator=generator)],
-        torch.full((count,), GAMMA),
+        VOCAB[torch.randint(0, len(VOCAB), (count, GAMMA), generator=generator)], torch.full((count,), GAMMA),
         torch.rand(count, GAMMA, generator=generator),
-        torch.rand(count, GAMMA, len(VOCAB), generator=generator) if with_probs else None,
-        VOCAB,
-        drafting=count,
-    )
+        torch.rand(count, GAMMA, len(VOCAB), generator=generator) if with_probs else None, VOCAB, drafting=count,
+    )  # fmt: skip
     better = torch.rand(count, generator=generator) < 0.5
     temperatures = torch.rand(count, generator=generator).round()
     expected = merge(draft, drafted, torch.arange(count), better, temperatures)

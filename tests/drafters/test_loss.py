@@ -4,7 +4,7 @@ import pytest
 import torch
 from margins import assert_near
 
-from outrider.drafters.training.loss import Labels, LossWeights, chunks, draft_loss, position_weights, survival
+from outrider.drafters.training.loss import Labels, LossWeights, chunks, draft_loss, position_weights
 
 RECIPES = {
     "dspark": LossWeights(ce=0.3, tv=0.9),
@@ -73,13 +73,6 @@ def test_a_chunk_holds_whole_blocks() -> None:
     assert chunks([0, 4, 7, 9, 10], 14, 6) == [slice(0, 4), slice(4, 10), slice(10, 14)]
     assert chunks([0, 4], 8, 1) == [slice(0, 4), slice(4, 8)]
     assert chunks([0], 5, 9) == [slice(0, 5)]
-
-
-def test_survival_is_the_chance_that_verification_gets_there() -> None:
-    accept = torch.tensor([0.5, 0.5, 0.25, 0.9, 0.0, 0.7, 0.3])
-    place = torch.tensor([0, 1, 2, 0, 1, 2, 0])
-    expected = torch.tensor([1.0, 0.5, 0.25, 1.0, 0.9, 0.0, 1.0])
-    torch.testing.assert_close(survival(accept, place), expected, atol=1e-6, rtol=1e-6)
 
 
 def test_position_weights_decay() -> None:

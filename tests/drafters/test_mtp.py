@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from margins import assert_near
 from own_process import found_by_fork
 from safetensors.torch import load_file, save_file
-from scenes import GAMMA, LENGTHS, SLOTS, Scene, mtp_target, pages, text
-from tiny_drafters import TERMS, assert_same_draft, batch, save_target
+from scenes import GAMMA, LENGTHS, SLOTS, Scene, mtp_target, pages
+from tiny_drafters import assert_same_draft, batch, save_target
 from tiny_mtp import JOINED, LAYOUTS, VOCAB, Reference, add_mtp, save_mtp
 
 from outrider.drafters import networks
@@ -33,18 +32,7 @@ def layout(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.usefixtures("compiled", "place")
 def test_drafts_equal_transformers_layer(layout: str, tmp_path: Path) -> None:
-    scene = scene_of(layout, tmp_path)
-    made, table = scene.observed()
-    asking = batch(table, [0, 1, 2], list(LENGTHS))
-    draft = made.propose(asking)
-    sampled = made.propose(dataclasses.replace(asking, temperatures=torch.full((3,), 0.7)))
-    reference = Reference(layout, *mtp_target(layout).weights())
-    for row, length in enumerate(LENGTHS):
-        ids = [*text(row)[:length].tolist(), int(asking.anchors[row])]
-        tokens, logits = reference.draft(ids, scene.states(row)[:length], GAMMA)
-        assert draft.tokens[row].tolist() == tokens
-        assert sampled.probs is not None
-        assert_near(sampled.probs[row, 0], (logits[0] / 0.7).softmax(-1), TERMS)
+    scene_of(layout, tmp_path).check_drafts(Reference(layout, *mtp_target(layout).weights()))
 
 
 @pytest.mark.slow
@@ -52,12 +40,9 @@ def test_drafts_equal_sglangs_module(tmp_path: Path) -> None:
     scene = scene_of("qwen3.5", folder := tmp_path / "target")
     made, table = scene.observed()
     asking = batch(table, [0, 1, 2], list(LENGTHS))
-    texts = [
-        ([*text(row)[:length].tolist(), int(asking.anchors[row])], scene.states(row)[:length])
-        for row, length in enumerate(LENGTHS)
-    ]
     embedding, head = mtp_target("qwen3.5").weights()
-    torch.save({"embedding": embedding, "head": head, "texts": texts, "gamma": GAMMA}, tmp_path / "texts")
+    given = {"embedding": embedding, "head": head, "texts": scene.asked(asking), "gamma": GAMMA}
+    torch.save(given, tmp_path / "texts")
     program = Path(__file__).with_name("mtp_by_sglang.py")
     words = map(str, (save_target(tmp_path / "llama"), folder, tmp_path / "texts"))
     assert found_by_fork(program, *words) == made.propose(asking).tokens.tolist()
@@ -115,11 +100,7 @@ def changed(folder: Path, **tensors: torch.Tensor | None) -> None:
 @pytest.mark.parametrize(
     ("layout", "tensors", "message"),
     [
-        (
-            "qwen3.5",
-            {"mtp.layers.0.mlp.up_proj.weight_scale_inv": torch.ones(1)},
-            "know: layers.0.mlp.up_proj.w",
-        ),
+        ("qwen3.5", {"mtp.layers.0.mlp.up_proj.weight_scale_inv": torch.ones(1)}, "know: layers.0.mlp.up_proj.w"),
         ("qwen3.5", {"mtp.layers.1.mlp.up_proj.weight": torch.ones(1)}, "does not know: layers.1.mlp"),
         ("qwen3.5", {"mtp.embed_tokens.weight": torch.ones(1)}, "does not know: embed_tokens"),
         ("qwen3-next", {"mtp.layers.0.mlp.experts.7.up_proj.weight": None}, "lacks layers.0.mlp.experts.7.up_proj.w"),

@@ -101,12 +101,8 @@ def test_a_prefix_from_the_radix_cache_brings_its_text():
     drafter.observe(Features(None, own, torch.arange(6, 8), table[1, 6:8]))
     draft = drafter.propose(
         DraftBatch(
-            anchors=torch.tensor([6]),
-            seq_lens=torch.tensor([8]),
-            page_table=table.to(torch.int32),
-            rows=torch.tensor([1]),
-            temperatures=torch.zeros(1),
-            keys=torch.zeros(1, 4, dtype=torch.int64),
+            anchors=torch.tensor([6]), seq_lens=torch.tensor([8]), page_table=table.to(torch.int32),
+            rows=torch.tensor([1]), temperatures=torch.zeros(1), keys=torch.zeros(1, 4, dtype=torch.int64),
         )
-    )
+    )  # fmt: skip
     assert draft.tokens[0].tolist() == [7, 8, 9, 1]

@@ -1,6 +1,5 @@
 """`outrider train dflash2`: training paths equal drafted ones; runs; folders; a common store."""
 
-import csv
 import dataclasses
 import json
 from functools import partial
@@ -11,7 +10,7 @@ import torch
 from margins import assert_near
 from scenes import LENGTHS, Scene
 from tiny_drafters import DFLASH2, LILICORR, PATHS, TERMS, batch, check_what_measuring_finds, make_model, make_target
-from tiny_training import training
+from tiny_training import check_learned, training
 
 from outrider.drafters import networks
 from outrider.drafters.block.checkpoint import save_compact
@@ -137,8 +136,7 @@ def test_training_starts_from_dflash(target_folder: Path) -> None:
 def test_a_run_learns_goes_on_and_is_measured_as_it_drafts(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     args = arguments("dflash2", target_folder, prompts, tmp_path / "whole")
     assert train.run(args) == 0
-    rows = list(csv.DictReader((tmp_path / "whole" / "losses.csv").open()))
-    assert float(rows[-1]["loss"]) < 0.9 * float(rows[0]["loss"])
+    check_learned(tmp_path / "whole")
     folder = tmp_path / "whole" / "drafter"
     assert networks.kind_of(folder) == "dflash2"
     for steps in ("23", "80"):
@@ -165,8 +163,7 @@ def test_a_drafter_with_the_head_of_lilicorr_goes_on(target_folder: Path, prompt
     assert train.run(args) == 0
     network = networks.load_any(tmp_path / "run" / "drafter", dtype=torch.float32)
     assert network.config.choosing == LILICORR.choosing
-    rows = list(csv.DictReader((tmp_path / "run" / "losses.csv").open()))
-    assert float(rows[-1]["loss"]) < 0.9 * float(rows[0]["loss"])
+    check_learned(tmp_path / "run")
     capped = dataclasses.replace(shape, logit_cap=5.0)
     save_compact(BlockModel(capped), tmp_path / "published")
     with pytest.raises(ValueError, match="has scaled or capped logits: Outrider serves them and cannot train them"):

@@ -16,7 +16,7 @@ from outrider.drafters.training.forward import FrozenTarget, frozen_part
 from outrider.drafters.training.loop import learn_from, train_step
 from outrider.drafters.training.loss import LossWeights
 from outrider.drafters.training.masked import block_states, mask_blocks
-from outrider.drafters.training.resident import ResidentStore, training_steps
+from outrider.drafters.training.resident import ResidentStore
 from outrider.drafters.training.store import FeatureStore
 
 CPU = torch.device("cpu")
@@ -104,10 +104,3 @@ def test_requesting_more_sequences_than_exist(tmp_path: Path) -> None:
     maker = BatchMaker(TINY, torch.arange(VOCAB), device=CPU)
     steps = ResidentStore(store, CPU).steps([0, 1], maker, sequences=64, anchors=9, size=4, seed=0, step=0)
     assert len(next(steps).anchors) == 2 * 9
-
-
-def test_a_cpu_cuts_on_the_host(tmp_path: Path) -> None:
-    store = filled(tmp_path / "features", 96)
-    maker = BatchMaker(TINY, torch.arange(VOCAB), device=CPU)
-    steps = training_steps(store, [0, 1], maker, sequences=2, anchors=9, size=4, seed=0, step=0)
-    assert len(next(steps).tiles) == 2

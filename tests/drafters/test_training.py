@@ -13,7 +13,7 @@ import pytest
 import torch
 from margins import assert_near
 from tiny_drafters import TERMS, TINY, decode_with, make_model, make_target
-from tiny_training import training
+from tiny_training import check_learned, training
 
 from outrider.drafters.block.checkpoint import load
 from outrider.drafters.block.drafter import BlockDrafter
@@ -50,8 +50,7 @@ def test_train_learns_survives_a_kill_and_drafts(
 ) -> None:
     whole = arguments(target_folder, prompts, tmp_path / "whole", "--temperatures", "0", "0.5", "--self-prompts", "4")
     assert train.run(whole) == 0
-    rows = list(csv.DictReader((tmp_path / "whole" / "losses.csv").open()))
-    assert float(rows[-1]["loss"]) < 0.9 * float(rows[0]["loss"])
+    rows = check_learned(tmp_path / "whole")
     assert 1 <= float(rows[-1]["tau"]) < float(rows[-1]["tau, trained on"])
 
     class Killed(Exception):
@@ -282,9 +281,7 @@ def test_layers_read_by_default_can_be_served(count: int, kind: str) -> None:
     check_layers(shapes.spread_layers(count, kind), count)
 
 
-def test_layers_that_no_engine_captures_are_refused_before_anything_is_gathered(
-    target_folder: Path, prompts: Path, tmp_path: Path
-) -> None:
+def test_layers_that_no_engine_captures_are_refused(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     for layers in (["1", "5"], ["4", "1"]):
         with pytest.raises(CheckpointError, match=r"must rise within 0\.\.4: of 6 layers all but the last can be read"):
             train.run(arguments(target_folder, prompts, tmp_path / "out", "--target-layers", *layers))

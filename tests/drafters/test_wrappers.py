@@ -19,16 +19,10 @@ BATCH = DraftBatch(
     ROWS, ROWS + 1, TABLE, ROWS, torch.zeros(1), torch.zeros(1, 4, dtype=torch.int64), answer_lens=ROWS + 9
 )
 ARGUMENTS: dict[str, tuple[Any, ...]] = {
-    "allocate": (8,),
-    "slot_state": (),
-    "reserve_probs": (4,),
-    "observe": (FEATURES,),
-    "prefilled": (Prefilled(TABLE, ROWS, ROWS + 1, [1], 1),),
-    "propose": (BATCH,),
-    "reload": ("folder",),
-    "drop": (0,),
+    "allocate": (8,), "slot_state": (), "reserve_probs": (4,), "observe": (FEATURES,),
+    "prefilled": (Prefilled(TABLE, ROWS, ROWS + 1, [1], 1),), "propose": (BATCH,), "reload": ("folder",), "drop": (0,),
     "look_up": (BATCH,),
-}
+}  # fmt: skip
 DRAFT = Draft(torch.zeros(1, 4, dtype=torch.int64), ROWS, torch.zeros(1, 4))
 ANSWERS = {"propose": DRAFT, "look_up": DRAFT, "slot_state": [torch.zeros(1)], "reserve_probs": (torch.zeros(1), None)}
 

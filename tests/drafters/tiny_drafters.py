@@ -31,23 +31,10 @@ from outrider.kernels.noise import Purpose, streams
 
 Model = TypeVar("Model", bound=DraftModel)
 TINY = BlockConfig(
-    kind="dspark",
-    gamma=4,
-    vocab_size=96,
-    hidden_size=32,
-    intermediate_size=48,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    num_target_layers=6,
-    target_layers=(1, 3, 4),
-    mask_token_id=7,
-    rope_theta=10000.0,
-    max_positions=256,
-    markov_rank=8,
-    confidence_head=True,
-)
+    kind="dspark", gamma=4, vocab_size=96, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4,
+    num_kv_heads=2, head_dim=16, num_target_layers=6, target_layers=(1, 3, 4), mask_token_id=7, rope_theta=10000.0,
+    max_positions=256, markov_rank=8, confidence_head=True,
+)  # fmt: skip
 TRUNCATED = dataclasses.replace(TINY, draft_vocab_size=40)
 RNN = dataclasses.replace(TRUNCATED, markov_head="rnn")
 GATED = dataclasses.replace(TINY, markov_head="gated")
@@ -222,13 +209,10 @@ def save_target(folder: Path, *, hidden_size: int = 32, intermediate_size: int =
 def batch(table: torch.Tensor, rows: list[int], lengths: list[int], temperature: float = 0.0) -> DraftBatch:
     generator = torch.Generator().manual_seed(1)
     return DraftBatch(
-        anchors=torch.tensor([3 + r for r in rows]),
-        seq_lens=torch.tensor(lengths),
-        page_table=table,
-        rows=torch.tensor(rows),
-        temperatures=torch.full((len(rows),), temperature),
+        anchors=torch.tensor([3 + r for r in rows]), seq_lens=torch.tensor(lengths), page_table=table,
+        rows=torch.tensor(rows), temperatures=torch.full((len(rows),), temperature),
         keys=torch.randint(2**62, (len(table), TINY.gamma), generator=generator)[rows],
-    )
+    )  # fmt: skip
 
 
 def check_tokens_follow_q(drafter: Drafter, table: torch.Tensor, *, positions: Iterable[int], draws: int) -> None:
@@ -240,14 +224,10 @@ def check_tokens_follow_q(drafter: Drafter, table: torch.Tensor, *, positions: I
         keys = torch.full((draws, drafter.gamma), 37)
         keys[:, k] = streams(torch.arange(draws), torch.full((draws,), k), Purpose.DRAFT)
         many = DraftBatch(
-            anchors=torch.full((draws,), 3),
-            seq_lens=torch.full((draws,), 9),
-            page_table=table,
-            rows=torch.zeros(draws, dtype=torch.int64),
-            keys=keys,
-            temperatures=torch.full((draws,), 4.0),
+            anchors=torch.full((draws,), 3), seq_lens=torch.full((draws,), 9), page_table=table,
+            rows=torch.zeros(draws, dtype=torch.int64), keys=keys, temperatures=torch.full((draws,), 4.0),
             top_ks=torch.full((draws,), 12),
-        )
+        )  # fmt: skip
         draft = drafter.propose(many)
         assert draft.probs is not None
         columns = draft.tokens[:, k].contiguous()

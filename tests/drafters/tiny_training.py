@@ -1,6 +1,7 @@
-"""Arguments of `outrider train` at tiny size."""
+"""Arguments and losses of `outrider train` at tiny size."""
 
 import argparse
+import csv
 from pathlib import Path
 
 from outrider.drafters.commands.arguments import add_arguments
@@ -17,3 +18,10 @@ def training(recipe: str, kind: str, target: Path, prompts: Path, out: Path, *mo
     add_arguments(parser)
     folders = ["--target", str(target), "--prompts", str(prompts), "--out", str(out)]
     return parser.parse_args([kind, *folders, *SMALL.split(), *recipe.split(), *more])
+
+
+def check_learned(folder: Path, loss: str = "loss") -> list[dict[str, str]]:
+    """The rows of a run's losses; checks that it learned."""
+    rows = list(csv.DictReader((folder / "losses.csv").open()))
+    assert float(rows[-1][loss]) < 0.9 * float(rows[0][loss])
+    return rows

@@ -37,11 +37,7 @@ def ragged_attention(
     batch = FlatBatch(qo_indptr, torch.tensor(kv_lens).int(), rows, page_table)
     q, k_pool, v_pool = (
         torch.randn(shape, generator=generator).to(dtype)
-        for shape in (
-            (sum(q_lens), heads[0], dims[0]),
-            (slots, heads[1], dims[0]),
-            (slots, heads[1], dims[1]),
-        )
+        for shape in ((sum(q_lens), heads[0], dims[0]), (slots, heads[1], dims[0]), (slots, heads[1], dims[1]))
     )
     k_pool[free[-1].long()] = v_pool[free[-1].long()] = torch.nan
     return q, k_pool, v_pool, batch
@@ -130,13 +126,9 @@ def verification(
     tokens = agree.where(lucky & (decided | (given.temperatures <= 0))[:, None], tokens)
     tokens = tokens.where(torch.arange(gamma) < verify_lens[:, None], 10**9)
     keywords = {
-        "uniforms": torch.rand(requests, gamma, generator=generator, dtype=torch.float64),
-        "final_keys": keys(requests),
-        "decided": decided,
-        "row_keys": row_keys,
-        "draft_probs": None if q_kind == "point mass" else q,
-        "vocab": vocab,
-    }
+        "uniforms": torch.rand(requests, gamma, generator=generator, dtype=torch.float64), "final_keys": keys(requests),
+        "decided": decided, "row_keys": row_keys, "draft_probs": None if q_kind == "point mass" else q, "vocab": vocab,
+    }  # fmt: skip
     return (tokens, verify_lens, qo_indptr, request, logits, given), keywords
 
 

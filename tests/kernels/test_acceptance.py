@@ -41,13 +41,9 @@ def verify_batch(seed: int, requests: int, vocab_size: int, q_kind: str):
     q[decided] = torch.nan
     keywords = {
         "uniforms": torch.rand(requests, GAMMA, generator=generator, dtype=torch.float64),
-        "final_keys": keys(requests, generator),
-        "wanted": wanted,
-        "probs": probs,
-        "decided": decided,
-        "draft_probs": None if q_kind == "point mass" else q,
-        "vocab": vocab,
-    }
+        "final_keys": keys(requests, generator), "wanted": wanted, "probs": probs, "decided": decided,
+        "draft_probs": None if q_kind == "point mass" else q, "vocab": vocab,
+    }  # fmt: skip
     return (tokens, verify_lens, qo_indptr), keywords
 
 
@@ -110,12 +106,7 @@ def test_without_drafts_every_token_comes_from_p():
     none = torch.empty(7, 0, dtype=torch.int64)
     lens, out = accept(
         Verification(
-            none,
-            torch.zeros(7).long(),
-            torch.arange(8),
-            uniforms=none.double(),
-            final_keys=final_keys,
-            probs=probs,
+            none, torch.zeros(7).long(), torch.arange(8), uniforms=none.double(), final_keys=final_keys, probs=probs
         )
     )
     assert lens.tolist() == [1] * 7
@@ -182,16 +173,12 @@ def first_two(q_kind: str, seed: int, acceptor=accept):
     probs = torch.cat([p, p[:1]]).repeat(SAMPLES, 1)
     lens, out = acceptor(
         Verification(
-            tokens,
-            torch.full((SAMPLES,), 2),
-            torch.arange(SAMPLES + 1) * 3,
+            tokens, torch.full((SAMPLES,), 2), torch.arange(SAMPLES + 1) * 3,
             uniforms=torch.rand(SAMPLES, 2, generator=generator, dtype=torch.float64),
-            final_keys=keys(SAMPLES, generator),
-            probs=probs,
-            draft_probs=None if q_kind == "point mass" else q.expand(SAMPLES, 2, -1).contiguous(),
-            vocab=vocab,
+            final_keys=keys(SAMPLES, generator), probs=probs,
+            draft_probs=None if q_kind == "point mass" else q.expand(SAMPLES, 2, -1).contiguous(), vocab=vocab,
         )
-    )
+    )  # fmt: skip
     count = lambda k: torch.bincount(out[lens > k, k], minlength=TARGET_VOCAB).double()  # noqa: E731
     return [(count(0), p[0]), (count(1), p[1]), (count(2), p[0])]
 
@@ -214,15 +201,11 @@ def test_partly_verified_blocks_are_distributed_as_p():
     tokens = gumbel_argmax(q.expand(SAMPLES, 3), keys(SAMPLES, generator))[:, None]
     _, out = accept(
         Verification(
-            tokens,
-            verify_lens,
-            qo_indptr,
-            uniforms=torch.rand(SAMPLES, 1, generator=generator, dtype=torch.float64),
-            final_keys=keys(SAMPLES, generator),
-            probs=p.repeat(int(qo_indptr[-1]), 1),
+            tokens, verify_lens, qo_indptr, uniforms=torch.rand(SAMPLES, 1, generator=generator, dtype=torch.float64),
+            final_keys=keys(SAMPLES, generator), probs=p.repeat(int(qo_indptr[-1]), 1),
             draft_probs=q.expand(SAMPLES, 1, 3).contiguous(),
         )
-    )
+    )  # fmt: skip
     assert chi_square_ok(torch.bincount(out[:, 0], minlength=3).double(), p)
 
 

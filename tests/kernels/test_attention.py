@@ -155,13 +155,6 @@ def test_an_empty_batch(attention):
     assert attention(q[:0], k, v, empty, scale=1.0).shape == (0, 9, 64)
 
 
-def test_derived_values():
-    _, _, _, batch = ragged_attention([2, 0, 3], [5, 1, 3])
-    assert (batch.requests, batch.tokens, batch.max_q_len, batch.max_kv_len) == (3, 5, 3, 5)
-    assert batch.requests_of_tokens.tolist() == [0, 0, 2, 2, 2]
-    assert batch.positions.tolist() == [3, 4, 0, 1, 2]
-
-
 @PATHS
 def test_wrong_shapes_are_explained(attention):
     q, k, v, batch = ragged_attention([2, 3], [5, 3])

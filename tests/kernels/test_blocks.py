@@ -32,14 +32,8 @@ COMPILED = pytest.mark.skipif(not native.available(), reason="no compiled kernel
 EACH_KIND = pytest.mark.parametrize("kind", KINDS)
 GGUF_KINDS = [kind for kind in KINDS if not kind.startswith("GROUPS_")]
 SIZES = {
-    "Q8_0": 0.001,
-    "Q3_K": 0.003,
-    "Q4_K": 0.0003,
-    "Q5_K": 0.0002,
-    "Q6_K": 0.0001,
-    "IQ4_NL": 0.002,
-    "IQ4_XS": 0.0001,
-}
+    "Q8_0": 0.001, "Q3_K": 0.003, "Q4_K": 0.0003, "Q5_K": 0.0002, "Q6_K": 0.0001, "IQ4_NL": 0.002, "IQ4_XS": 0.0001,
+}  # fmt: skip
 """Scales for weights about 0.1; the default is 0.01."""
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 

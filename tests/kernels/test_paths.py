@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kern
 @EACH_SET
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("columns", "count"), [(16, 16), (17, 1), (1000, 16), (4099, 40)])
-def test_likeliest_tokens_equal_a_stable_sort(
+def test_likeliest_tokens_as_by_a_stable_sort(
     instruction_set: str, dtype: torch.dtype, columns: int, count: int
 ) -> None:
     logits = torch.randn(3, 5, columns, generator=torch.Generator().manual_seed(columns)).mul(3).round().to(dtype)

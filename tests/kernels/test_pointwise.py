@@ -13,25 +13,15 @@ FUNCTIONS: dict[str, tuple[Function, Function]] = {
     "sigmoid": (pointwise.sigmoid, torch.sigmoid),
     "silu": (pointwise.silu, F.silu),
     "gelu": (pointwise.gelu, F.gelu),
-    "gelu tanh": (
-        lambda x: pointwise.gelu(x, approximate="tanh"),
-        lambda x: F.gelu(x, approximate="tanh"),
-    ),
+    "gelu tanh": (lambda x: pointwise.gelu(x, approximate="tanh"), lambda x: F.gelu(x, approximate="tanh")),
     "softplus": (pointwise.softplus, F.softplus),
     "softplus of 2": (lambda x: pointwise.softplus(x, 2, 9), lambda x: F.softplus(x, 2, 9)),
 }
 TORCHS: dict[str, Function] = {
-    "cos": torch.cos,
-    "erf": torch.erf,
-    "exp": torch.exp,
-    "expm1": torch.expm1,
-    "log": lambda x: x.abs().log(),
-    "log1p": lambda x: x.abs().log1p(),
-    "reciprocal": torch.reciprocal,
-    "rsqrt": lambda x: x.float().abs().rsqrt(),
-    "sin": torch.sin,
-    "tanh": torch.tanh,
-}
+    "cos": torch.cos, "erf": torch.erf, "exp": torch.exp, "expm1": torch.expm1, "log": lambda x: x.abs().log(),
+    "log1p": lambda x: x.abs().log1p(), "reciprocal": torch.reciprocal, "rsqrt": lambda x: x.float().abs().rsqrt(),
+    "sin": torch.sin, "tanh": torch.tanh,
+}  # fmt: skip
 """Torch's functions in served models (tests/server/model/test_families_invariance.py), or ours."""
 PLACED = {name: ours for name, (ours, _) in FUNCTIONS.items()} | TORCHS
 ALL = pytest.mark.parametrize("name", FUNCTIONS)

@@ -8,10 +8,7 @@ import pytest
 
 from outrider.kernels.cpu import native
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not native.available(), reason="no compiled kernels here"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not native.available(), reason="no compiled kernels here")]
 
 
 def test_a_failure_on_one_processor_fails_the_run_after_all_have_run() -> None:

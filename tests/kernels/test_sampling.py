@@ -53,11 +53,8 @@ def test_target_probs_equals_reference(vocab, ties, probs_of):
 def test_a_flat_distribution_keeps_many_tokens(probs_of):
     logits = torch.randn(4, 4 * HEAD, generator=torch.Generator().manual_seed(2)) * 1e-3
     settings = (
-        torch.ones(4),
-        torch.full((4,), ALL),
-        torch.tensor([0.9, 0.1, 1.0, 0.5]),
-        torch.tensor([0.0, 0, 0.999, 0]),
-    )
+        torch.ones(4), torch.full((4,), ALL), torch.tensor([0.9, 0.1, 1.0, 0.5]), torch.tensor([0.0, 0, 0.999, 0]),
+    )  # fmt: skip
     got = probs_of(logits, *settings)
     assert torch.equal(got > 0, reference_target_probs(logits, *settings) > 0)
     assert int((got[0] > 0).sum()) > HEAD

@@ -28,26 +28,79 @@ SHARING = tuple(flag for flag in EXACT if flag != "--disable-radix-cache")
 SHIPPED = ("shipped_server", "dspark_server", "dflash_server", "deer_server", "specdiff_server")
 
 
+ALL = ("--planner", "verify-all")
+INITIAL = 2
+"""`--initial-tokens` of the denoising server."""
+
+
+def serving(name: str, *flags: str, scope: Any = "package", kind: type[Server] = ForkedServer, **env: str) -> Any:
+    """The fixture `name`_server: the embedded model, in float32 with these flags."""
+
+    @pytest.fixture(scope=scope, name=f"{name}_server")
+    def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+        yield from _serve(tmp_path_factory.mktemp(name) / "log", *EXACT, *flags, kind=kind, **env)
+
+    return started
+
+
+def serving_small(
+    name: str, *flags: str, drafter: str = "dspark", of: str = "", scope: Any = "package",
+    kind: type[Server] = ForkedServer, **env: str,
+) -> Any:  # fmt: skip
+    """The fixture `name`_server: the small target with a drafter. of: a field of `SmallTarget` with its folder."""
+
+    @pytest.fixture(scope=scope, name=f"{name}_server")
+    def started(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
+        model = small_target.flags(drafter, getattr(small_target, of) if of else None)
+        yield from _serve(tmp_path_factory.mktemp(name) / "log", *flags, *model, kind=kind, **env)
+
+    return started
+
+
+def planned(name: str, drafter: str) -> Any:
+    """The fixture `name`_server: the small target, planned with costs at which every decision of the planner occurs;
+    requests share prefixes."""
+
+    @pytest.fixture(scope="package", name=f"{name}_server")
+    def started(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
+        folder, path = tmp_path_factory.mktemp(name), small_target.drafters[drafter]
+        profile = jagged_profile(folder, model=str(small_target.folder), drafter=drafter, drafter_path=str(path))
+        flags = (*SHARING, *small_target.flags(drafter, path), "--profile", str(profile))
+        yield from _serve(folder / "log", *flags, **changed("profile-costs"))
+
+    return started
+
+
+exact_server = serving_small("exact", *EXACT, *ALL, kind=Server)
+"""Its model drafts where lookup finds no match. It uses all cores and starts as for users; the other servers of the
+small target use one thread and are forked."""
+late_server = serving_small("late", *EXACT, *ALL, **changed("overlap"))
+"""Steps overlap, so the host learns results late."""
+path_server = serving_small("path", *SHARING, *ALL, drafter="dflash2")
+lattice_server = serving_small("lattice", *SHARING, *ALL, "--gamma", "3", drafter="dflash2", of="lilicorr")
+denoising_server = serving_small(
+    "denoising", *EXACT, "--gamma", "4", "--denoising-steps", "3", "--initial-tokens", str(INITIAL), "--planner",
+    "threshold", "--threshold", "0.05", drafter="specdiff",
+)  # fmt: skip
+"""Three denoising steps, the last one of two tokens; confidences decide how much is verified. The first tokens of an
+answer are not drafted."""
+int8_server = serving_small("int8", *EXACT, "--quantization", "int8", scope="module")
+planned_server, eagle_server = planned("planned", "dspark"), planned("eagle", "eagle3")
+"""The planner of an EAGLE-3 head also decides its depth."""
+rounding_server = serving("rounding", "--activations", "int8", *ALL, scope="module")
+"""Integer products."""
+dspark_server = serving("dspark", "--drafter", "dspark", "--no-lookup")
+"""The drafter drafts every token, and every draft is verified."""
+dflash_server = serving("dflash", "--drafter", "dflash", "--no-lookup")
+deer_server = serving("deer", "--drafter", "deer", "--no-lookup")
+specdiff_server = serving("specdiff", "--drafter", "specdiff", "--no-lookup")
+
+
 @pytest.fixture(scope="package")
-def exact_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    """The small target; its model drafts where lookup finds no match, and every draft is verified.
-
-    It uses all cores and starts as for users; the other servers of the small target use one thread and are forked.
-    """
-    flags = (*small_target.flags(), "--planner", "verify-all")
-    yield from _serve(tmp_path_factory.mktemp("exact") / "log", *EXACT, *flags, kind=Server)
-
-
-@pytest.fixture(scope="package")
-def planned_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    """Planned, with costs at which every decision of the planner occurs; requests share prefixes."""
-    yield from _planned(tmp_path_factory.mktemp("planned"), small_target, "dspark", small_target.dspark)
-
-
-@pytest.fixture(scope="package")
-def eagle_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    """An EAGLE-3 head; the planner also decides its depth."""
-    yield from _planned(tmp_path_factory.mktemp("eagle"), small_target, "eagle3", small_target.eagle3)
+def shipped_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The embedded model with weights in blocks, and the default drafter with its truncated vocabulary."""
+    folder = tmp_path_factory.mktemp("shipped")
+    yield from _serve(folder / "log", *EXACT, "--profile", str(jagged_profile(folder)))
 
 
 @pytest.fixture(scope="package")
@@ -64,20 +117,6 @@ def mtp_server(tmp_path_factory: pytest.TempPathFactory, small_mtp: SmallMtp) ->
     yield from _serve(folder / "log", *SHARING, *flags, **changed("profile-costs"))
 
 
-@pytest.fixture(scope="package")
-def path_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    """DFlash 2; every draft is verified, and requests share prefixes."""
-    flags = (*small_target.flags("dflash2"), "--planner", "verify-all")
-    yield from _serve(tmp_path_factory.mktemp("paths") / "log", *SHARING, *flags)
-
-
-@pytest.fixture(scope="package")
-def lattice_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    """LiLiCorr; every draft is verified."""
-    flags = (*small_target.flags("dflash2", small_target.lilicorr), "--gamma", "3", "--planner", "verify-all")
-    yield from _serve(tmp_path_factory.mktemp("lattice") / "log", *SHARING, *flags)
-
-
 @pytest.fixture(scope="module")
 def trained_eagle_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
     """An EAGLE-3 head just trained by `outrider train`; every draft is verified."""
@@ -86,81 +125,8 @@ def trained_eagle_server(tmp_path_factory: pytest.TempPathFactory, small_target:
     given += ["--answer-tokens 96 --temperatures 0 --steps 120 --short-steps 0 --decay-steps 0 --lr 3e-3 --warmup 5"]
     given += ["--draft-vocab 512 --device cpu --dtype float32"]
     assert main(" ".join(given).split()) == 0
-    flags = (*small_target.flags("eagle3", folder / "drafter"), "--planner", "verify-all", "--no-lookup")
+    flags = (*small_target.flags("eagle3", folder / "drafter"), *ALL, "--no-lookup")
     yield from _serve(folder / "log", *EXACT, *flags)
-
-
-def _planned(folder: Path, small_target: SmallTarget, drafter: str, path: Path) -> Iterator[Server]:
-    profile = jagged_profile(
-        folder,
-        model=str(small_target.folder),
-        drafter=drafter,
-        drafter_path=str(path),
-    )
-    flags = (*SHARING, *small_target.flags(drafter, path), "--profile", str(profile))
-    yield from _serve(folder / "log", *flags, **changed("profile-costs"))
-
-
-@pytest.fixture(scope="package")
-def late_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    """Every draft is verified; steps overlap, so the host learns results late."""
-    flags = (*small_target.flags(), "--planner", "verify-all")
-    yield from _serve(tmp_path_factory.mktemp("late") / "log", *EXACT, *flags, **changed("overlap"))
-
-
-@pytest.fixture(scope="package")
-def denoising_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    """Three denoising steps, the last one of two tokens; confidences decide how much is verified. The first tokens of
-    an answer are not drafted."""
-    flags = small_target.flags("specdiff")
-    flags += ("--gamma", "4", "--denoising-steps", "3", "--initial-tokens", str(INITIAL))
-    flags += ("--planner", "threshold", "--threshold", "0.05")
-    yield from _serve(tmp_path_factory.mktemp("denoising") / "log", *EXACT, *flags)
-
-
-INITIAL = 2
-"""`--initial-tokens` of the denoising server."""
-
-
-@pytest.fixture(scope="package")
-def shipped_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The embedded model with weights in blocks, and the default drafter with its truncated vocabulary."""
-    folder = tmp_path_factory.mktemp("shipped")
-    yield from _serve(folder / "log", *EXACT, "--profile", str(jagged_profile(folder)))
-
-
-@pytest.fixture(scope="package")
-def dspark_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The embedded model; its drafter drafts every token, and every draft is verified."""
-    yield from _serve(tmp_path_factory.mktemp("dspark") / "log", *EXACT, "--drafter", "dspark", "--no-lookup")
-
-
-@pytest.fixture(scope="package")
-def dflash_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    yield from _serve(tmp_path_factory.mktemp("dflash") / "log", *EXACT, "--drafter", "dflash", "--no-lookup")
-
-
-@pytest.fixture(scope="package")
-def deer_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    yield from _serve(tmp_path_factory.mktemp("deer") / "log", *EXACT, "--drafter", "deer", "--no-lookup")
-
-
-@pytest.fixture(scope="package")
-def specdiff_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    yield from _serve(tmp_path_factory.mktemp("specdiff") / "log", *EXACT, "--drafter", "specdiff", "--no-lookup")
-
-
-@pytest.fixture(scope="module")
-def int8_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    flags = (*small_target.flags(), "--quantization", "int8")
-    yield from _serve(tmp_path_factory.mktemp("int8") / "log", *EXACT, *flags)
-
-
-@pytest.fixture(scope="module")
-def rounding_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The embedded model with integer products; every draft is verified."""
-    flags = ("--activations", "int8", "--planner", "verify-all")
-    yield from _serve(tmp_path_factory.mktemp("rounding") / "log", *EXACT, *flags)
 
 
 @pytest.fixture
@@ -196,11 +162,8 @@ def served(request: pytest.FixtureRequest) -> Server:
 
 
 def _serve(log: Path, *flags: str, kind: type[Server] = ForkedServer, **env: str) -> Iterator[Server]:
-    started = kind(log, *flags, **TAKES_MANY | env)
-    try:
-        yield started.wait_until_ready()
-    finally:
-        started.stop()
+    with kind(log, *flags, **TAKES_MANY | env) as started:
+        yield started
 
 
 def jagged_profile(folder: Path, **settings: Any) -> Path:
@@ -227,13 +190,9 @@ def jagged_profile(folder: Path, **settings: Any) -> Path:
         for requests in (1, 2, 4, 8, 32, 64, 256)
     ]
     profile = Profile(
-        name="jagged",
-        fingerprint=profile_lookup.fingerprint(known, model),
-        points=tuple(points),
-        thorough=True,
-        measured_at="2026-01-01T00:00:00+00:00",
-        measured_how="made up by a test",
-    )
+        name="jagged", fingerprint=profile_lookup.fingerprint(known, model), points=tuple(points), thorough=True,
+        measured_at="2026-01-01T00:00:00+00:00", measured_how="made up by a test",
+    )  # fmt: skip
     saved = store.save(profile, folder, None)
     assert saved.folder is not None
     return saved.folder

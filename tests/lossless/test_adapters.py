@@ -49,11 +49,8 @@ def exact(small_target: SmallTarget, folders: dict[str, Path]) -> dict[str, PreT
 def start(log: Path, small_target: SmallTarget, folders: dict[str, Path], **env: str) -> Iterator[Server]:
     paths = ",".join(f"{name}={folders[name]}" for name in NAMES[1:])
     flags = (*FLAGS, *small_target.flags(), "--lora-paths", paths)
-    started = ForkedServer(log, *flags, **env)
-    try:
-        yield started.wait_until_ready()
-    finally:
-        started.stop()
+    with ForkedServer(log, *flags, **env) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -186,14 +183,10 @@ def test_weights_in_blocks(tmp_path: Path, prompts: list[str]) -> None:
     model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32).eval()
     adapter = write_adapter(tmp_path / "sql", model, 1, rank=4, strength=0.12)
     models = {MODEL: model, "sql": merged(plain, adapter)}
-    server = ForkedServer(tmp_path / "log", *FLAGS, "--lora-paths", f"sql={adapter}")
-    try:
-        server.wait_until_ready()
+    with ForkedServer(tmp_path / "log", *FLAGS, "--lora-paths", f"sql={adapter}") as server:
         for name in models:
             answer = complete(server, prompts[0], speculate=True, model=name, **GREEDY)
             assert spoken_by(models, answer) == [name]
-    finally:
-        server.stop()
 
 
 def test_swapped_adapters_are_noticed(

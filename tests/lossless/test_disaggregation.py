@@ -32,10 +32,7 @@ from running import (
 )
 from small_target import SmallTarget
 
-pytestmark = [
-    pytest.mark.server,
-    pytest.mark.skipif(overlaps(), reason="SGLang sends what overlaps from a GPU alone"),
-]
+pytestmark = [pytest.mark.server, pytest.mark.skipif(overlaps(), reason="SGLang sends what overlaps from a GPU alone")]
 pytest.importorskip("mooncake.engine", reason="needs mooncake-transfer-engine-non-cuda and libibverbs1")
 FLAGS = ("--dtype", "float32", "--max-total-tokens", "1024", "--context-length", "1024", "--no-lookup-across")
 """Flags of `exact_server`, with shared prefixes, a smaller cache and random chunks."""
@@ -119,9 +116,7 @@ def accepted(answer: dict[str, Any]) -> tuple[int, int]:
     return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
 
 
-def test_greedy_answers_and_drafts_equal_a_single_servers(
-    pair_server: Pair, exact_server: Server, prompts: list[str]
-) -> None:
+def test_greedy_answers_equal_a_single_servers(pair_server: Pair, exact_server: Server, prompts: list[str]) -> None:
     """Requests run one at a time, so that rounding is equal."""
     wanted = complete_all(exact_server, prompts[:12], 1, speculate=True, **PLAIN)
     answers = pair_server.complete_all(prompts[:12], 1, **PLAIN)
@@ -132,7 +127,7 @@ def test_greedy_answers_and_drafts_equal_a_single_servers(
 
 
 @pytest.mark.parametrize(("body", "first"), [(PLAIN, 0), (SEEDED, 20)], ids=["greedy", "seeded"])
-def test_prompts_of_many_chunks(
+def test_long_prompts(
     pair_server: Pair, exact_server: Server, prompts: list[str], body: dict[str, Any], first: int
 ) -> None:
     """Drafts also equal those of a single server that read the prompts in other chunks."""

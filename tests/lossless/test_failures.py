@@ -78,9 +78,7 @@ def ask_all(
 
 
 @pytest.mark.server
-def test_with_a_drafter_for_each_key_and_adapters(
-    tmp_path: Path, small_target: SmallTarget, prompts: list[str]
-) -> None:
+def test_with_drafters_for_keys_and_adapters(tmp_path: Path, small_target: SmallTarget, prompts: list[str]) -> None:
     failures = Failures(tmp_path / "failures", metrics=free_port())
     gone = [f"gone-{number}" for number in range(6)]
     secrets = {name: key_file.new() for name in ("ann", "bob", *gone)}
@@ -90,14 +88,12 @@ def test_with_a_drafter_for_each_key_and_adapters(
     made = {"model": str(small_target.folder), "drafter": "dspark", "drafter_path": str(small_target.dspark)}
     profile = jagged_profile(tmp_path, **made)
     adapter = write_adapter(tmp_path / "sql", small_target.model, 1, strength=1.0)
-    server = ForkedServer(
+    with ForkedServer(
         tmp_path / "log", *SHARING, *small_target.flags(), "--profile", str(profile), "--learn",
         "--learn-folder", str(tmp_path / "learned"), "--learn-per", "key", "--api-keys", str(tmp_path / "keys.toml"),
         "--lookup-across", "--lookup-store", str(tmp_path / "texts"), "--enable-lora", "--lora-paths", f"sql={adapter}",
         "--metrics-port", str(failures.metrics), **failures.environment,
-    )  # fmt: skip
-    try:
-        server.wait_until_ready()
+    ) as server:  # fmt: skip
         ask = partial(ask_all, server, stay, (MODEL, "sql"), prompts[:2])
         plain = ask(speculate=False)
 
@@ -115,22 +111,16 @@ def test_with_a_drafter_for_each_key_and_adapters(
         use()
         failures.of_each(server, KEYS, use)
         failures.of_each(server, KEY_GONE, lose_two_keys)
-    finally:
-        server.kill()
 
 
 @pytest.mark.server
-def test_with_a_drafter_that_learns_and_assesses_itself(
-    tmp_path: Path, small_target: SmallTarget, prompts: list[str]
-) -> None:
+def test_with_a_drafter_that_learns(tmp_path: Path, small_target: SmallTarget, prompts: list[str]) -> None:
     failures, learned = Failures(tmp_path / "failures"), tmp_path / "learned"
-    server = ForkedServer(
+    names = map("{:04}".format, itertools.count(1))
+    with ForkedServer(
         tmp_path / "log", *SHARING, *small_target.flags("eagle3"), "--learn", "--learn-folder", str(learned),
         **failures.environment,
-    )  # fmt: skip
-    names = map("{:04}".format, itertools.count(1))
-    try:
-        server.wait_until_ready()
+    ) as server:  # fmt: skip
         ask = partial(ask_all, server, ["none"], (MODEL,), prompts[:4])
         plain = ask(speculate=False)
 
@@ -152,22 +142,18 @@ def test_with_a_drafter_that_learns_and_assesses_itself(
         for call in sorted(SHARED):
             failures.of_each(server, [call], ways[call.partition(":")[0]])
         use()
-    finally:
-        server.kill()
 
 
 @pytest.mark.server
 def test_with_grammars(tmp_path: Path, small_target: SmallTarget, prompts: list[str]) -> None:
     failures, bodies = Failures(tmp_path / "failures"), [body | {"regex": "(yes, |no, ){20}"} for body in BODIES]
     flags = (*SHARING, *small_target.flags(), "--planner", "verify-all")
-    server = ForkedServer(tmp_path / "log", *flags, **failures.environment)
 
     def ask(*, speculate: bool) -> list[list[int]]:
         cases = itertools.product(prompts[:4], bodies)
         return [tokens(complete(server, prompt, speculate=speculate, max_tokens=24, **body)) for prompt, body in cases]
 
-    try:
-        server.wait_until_ready()
+    with ForkedServer(tmp_path / "log", *flags, **failures.environment) as server:
         plain = ask(speculate=False)
 
         def use() -> None:
@@ -175,8 +161,6 @@ def test_with_grammars(tmp_path: Path, small_target: SmallTarget, prompts: list[
 
         use()
         failures.of_each(server, GRAMMARS, use)
-    finally:
-        server.kill()
 
 
 @pytest.mark.server

@@ -103,10 +103,7 @@ def test_one_at_a_time(exact_server, prompts, plain, speculate, request):
 
 def test_requests_with_and_without_speculation_share_a_batch(exact_server, prompts, plain):
     with ThreadPoolExecutor(8) as pool:
-        answers = pool.map(
-            lambda i: complete(exact_server, prompts[i], speculate=i % 2 == 0, **PLAIN),
-            range(16),
-        )
+        answers = pool.map(lambda i: complete(exact_server, prompts[i], speculate=i % 2 == 0, **PLAIN), range(16))
         assert [tokens(a) for a in answers] == plain[:16]
 
 

@@ -47,14 +47,11 @@ def reads_images(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
 def images_server(reads_images: ReadsImages) -> Iterator[Server]:
     """Reads prompts in pieces that cut images."""
     folder = reads_images.folder
-    server = ForkedServer(
+    with ForkedServer(
         folder.parent / "log", "--model", str(folder), "--served-model-name", MODEL, "--dtype", "float32",
         "--max-total-tokens", "1024", "--chunked-prefill-size", "64", "--log-level", "info",
-    )  # fmt: skip
-    try:
-        yield server.wait_until_ready()
-    finally:
-        server.stop()
+    ) as server:  # fmt: skip
+        yield server
 
 
 def ask(server: Server, messages: list[dict[str, Any]], *, speculate: bool, **more: Any) -> dict[str, Any]:

@@ -40,17 +40,13 @@ def test_the_faster_activations_are_the_default(rounding_server: Server, tmp_pat
     settings = Settings(model=file, device="cpu", dtype="float32", drafter="off")
     chosen = with_activations(settings, target.find(file)).activations
     flags = ("--model", file, "--served-model-name", MODEL, "--drafter", "off", "--log-level", "info")
-    server = ForkedServer(tmp_path / "log", *EXACT, *flags, "--activations", "auto")
-    try:
-        server.wait_until_ready()
+    with ForkedServer(tmp_path / "log", *EXACT, *flags, "--activations", "auto") as server:
         assert server.client().models.list().data[0].model_dump()["activations"] == chosen
         assert f"Activations {chosen}: " in server.output()
         if chosen == "int8":
             prompt = ["Name three rivers of Europe."]
             texts = [complete_all(one, prompt, 1, speculate=False, **GREEDY) for one in (server, rounding_server)]
             assert tokens(texts[0][0]) == tokens(texts[1][0])
-    finally:
-        server.stop()
 
 
 def test_rounded_answers_differ_but_are_similar(int8_server: Server, exact_server: Server, prompts: list[str]) -> None:

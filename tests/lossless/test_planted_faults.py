@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from block_faults import every_test_by_the_scale
+from chi_square import THRESHOLD
 from drawn_answers import Admit, Answers, by_survival, peeking
 from exact_answers import PROMPT, RULES, SAMPLES, answers_p_value
-from power import THRESHOLD
+from faults import every_test_by_the_scale
 from scipy import stats
 from small_target import SmallTarget
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from chi_square import THRESHOLD, distance, power, simulated_power
 from faults import Decoding, a_tenth_kept, peeking, replaced_from_p
-from power import THRESHOLD, distance, power, simulated_power
 from scipy import stats
 
 SAMPLES, LENGTH, CHOICES = 4800, 5, 4

@@ -78,11 +78,8 @@ def cut(
     flags = (*CACHE, "--chunked-prefill-size", "8192", "--profile", str(jagged_profile(folder, **made)), *adapter)
     flags += (request.param,) if request.param else ()
     changes = changed("any-chunks", "profile-costs") | TAKES_MANY
-    server = ForkedServer(folder / "log", *flags, *small_target.flags(), **changes)
-    try:
-        yield server.wait_until_ready()
-    finally:
-        server.kill()
+    with ForkedServer(folder / "log", *flags, *small_target.flags(), **changes) as server:
+        yield server
 
 
 SHARING = pytest.mark.parametrize("cut", [""], indirect=True)

@@ -57,15 +57,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def started(folder: Path, name: str, *flags: str, target: str = "tiny") -> Iterator[Server]:
     if overlaps():
         pytest.skip("SGLang keeps the states of prefixes only where steps do not overlap, as on CPUs")
-    server = ForkedServer(
+    with ForkedServer(
         folder / f"log-{name}", "--model", str(folder / target), "--served-model-name", MODEL, "--dtype", "float32",
         "--max-total-tokens", "640", "--max-running-requests", "8", "--chunked-prefill-size", "64",
         *flags, **TAKES_MANY,
-    )  # fmt: skip
-    try:
-        yield server.wait_until_ready()
-    finally:
-        server.stop()
+    ) as server:  # fmt: skip
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -167,9 +164,7 @@ def test_its_mtp_layer(with_mtp: Server, plain: list[list[int]]) -> None:
 
 
 @pytest.mark.server
-def test_a_drafter_that_reads_hidden_states(
-    folder: Path, plain: list[list[int]], request: pytest.FixtureRequest
-) -> None:
+def test_a_drafter_with_hidden_states(folder: Path, plain: list[list[int]], request: pytest.FixtureRequest) -> None:
     if not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive starts a server for it")
     with started(folder, "dspark", "--drafter-path", str(folder / "dspark"), "--no-lookup") as server:

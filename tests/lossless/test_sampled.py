@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from asking import complete, tokens
+from chi_square import THRESHOLD
 from exact_answers import PROMPT, RULES, SAMPLES, Answer, Rules, answer_probs, answers_p_value
 from metrics_page import MetricsPage, metric, until_retracted
-from power import THRESHOLD
 from running import Server
 from small_mtp import SmallMtp
 from small_target import SPECIAL, VOCAB, SmallTarget

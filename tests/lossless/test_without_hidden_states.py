@@ -30,11 +30,8 @@ def silent_server(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixt
     write_drafter(write_target(folder / "target"), folder / "deer")
     flags = ("--model", str(folder / "target"), "--served-model-name", MODEL, "--dtype", "float32")
     flags += ("--drafter", "deer", "--drafter-path", str(folder / "deer"), "--no-lookup", "--max-total-tokens", "2048")
-    started = ForkedServer(folder / "log", *flags)
-    try:
-        yield started.wait_until_ready()
-    finally:
-        started.stop()
+    with ForkedServer(folder / "log", *flags) as started:
+        yield started
 
 
 def write_target(folder: Path) -> Qwen2ForCausalLM:

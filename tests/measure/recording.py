@@ -93,15 +93,10 @@ def _batches(text: torch.Tensor, prompt: int, gamma: int) -> Iterator[DraftBatch
         behind = (columns - anchors[:, None]).clamp(0, gamma)
         page_table = torch.where(columns < anchors[:, None], columns, len(text) + own * (gamma + 1) + behind)
         yield DraftBatch(
-            anchors=text[anchors],
-            seq_lens=anchors,
-            page_table=page_table.int(),
-            rows=own[:, 0],
-            temperatures=torch.zeros(len(anchors)),
-            keys=torch.zeros((len(anchors), gamma), dtype=torch.int64),
-            wants_probs=False,
-            all_greedy=True,
-        )
+            anchors=text[anchors], seq_lens=anchors, page_table=page_table.int(), rows=own[:, 0],
+            temperatures=torch.zeros(len(anchors)), keys=torch.zeros((len(anchors), gamma), dtype=torch.int64),
+            wants_probs=False, all_greedy=True,
+        )  # fmt: skip
 
 
 def _kept(drafts: list[Draft], text: torch.Tensor, anchors: torch.Tensor) -> np.ndarray:

@@ -214,13 +214,9 @@ def _summary(kls: Sequence[np.ndarray], sames: Sequence[np.ndarray]) -> Divergen
     mean = float(together.mean())
     off = np.array([kl.sum() - len(kl) * mean for kl in kls])  # tokens of one answer are correlated
     return Divergence(
-        answers=len(kls),
-        tokens=len(together),
-        kl=mean,
-        kl_error=float(np.sqrt((off**2).sum()) / len(together)),
-        kl_p99=float(np.quantile(together, 0.99)),
-        same=float(np.concatenate(sames).mean()),
-    )
+        answers=len(kls), tokens=len(together), kl=mean, kl_error=float(np.sqrt((off**2).sum()) / len(together)),
+        kl_p99=float(np.quantile(together, 0.99)), same=float(np.concatenate(sames).mean()),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

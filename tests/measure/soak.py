@@ -58,12 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-compare", action="store_true", help="a changed answer is no fault")
     add("--warm-up", type=float, metavar="M", help="minutes in which memory may grow (default: a third of --minutes)")
     add(
-        "--most-growth",
-        type=float,
-        default=64.0,
-        metavar="MB",
+        "--most-growth", type=float, default=64.0, metavar="MB",
         help="memory growth after the warm-up (default: %(default)g)",
-    )
+    )  # fmt: skip
     add("--timeout", type=float, default=600.0, metavar="S", help="seconds for one answer (default: %(default)g)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the choice of requests (default: 0)")
     harness.add_output_flags(parser, json="every count and memory sample")
@@ -101,14 +98,9 @@ async def _soak(args: argparse.Namespace) -> Soak:
         watch = asyncio.create_task(_watch(watched, samples, counts))
         began = time.monotonic()
         await soak_traffic.press(
-            server,
-            questions,
-            concurrency=args.concurrency,
-            seconds=seconds,
-            seed=args.seed,
-            timeout=args.timeout,
+            server, questions, concurrency=args.concurrency, seconds=seconds, seed=args.seed, timeout=args.timeout,
             counts=counts,
-        )
+        )  # fmt: skip
         took = time.monotonic() - began
         empty, held = await _becomes_empty(server)
         watch.cancel()

@@ -41,11 +41,7 @@ class SoakQuestion:
     alone: str = ""
 
     def body(self) -> dict[str, Any]:
-        return {
-            "messages": [{"role": "user", "content": self.text}],
-            "max_tokens": self.new_tokens,
-            "temperature": 0.0,
-        }
+        return {"messages": [{"role": "user", "content": self.text}], "max_tokens": self.new_tokens, "temperature": 0.0}
 
 
 @dataclass(slots=True)
@@ -193,8 +189,5 @@ def _follows_schema(text: str) -> bool:
 
 
 _ASKING: dict[str, Callable[..., Any]] = {
-    "greedy": _greedy,
-    "sampled": _sampled,
-    "schema": _schema,
-    "given up": _given_up,
-}
+    "greedy": _greedy, "sampled": _sampled, "schema": _schema, "given up": _given_up,
+}  # fmt: skip

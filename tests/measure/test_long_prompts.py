@@ -27,7 +27,7 @@ def test_pauses_and_pace() -> None:
 
 
 @pytest.mark.slow
-def test_pauses_of_streams_are_found_on_the_server_that_pauses(
+def test_pauses_of_streams_are_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One server stops streams while it reads a long prompt; the other continues them."""

@@ -15,16 +15,11 @@ MOST_WORDS = 2000
 
 def record(question: str, results: Any, drafter: str = "", **more: Any) -> dict[str, Any]:
     return {
-        "question": question,
-        "command": f"outrider bench {question} --json profiles/results/a.json --rounds 3",
-        "date": "2026-11-24",
-        "versions": {"sglang": "0.5.21"},
-        "machine": {"device": "AMD EPYC 9", "cores": 2, "instruction_set": "avx512_bf16"},
-        "load_average": 2.0,
-        "weights": {"target": "0" * 16, "drafter": drafter},
-        "results": results,
-        **more,
-    }
+        "question": question, "command": f"outrider bench {question} --json profiles/results/a.json --rounds 3",
+        "date": "2026-11-24", "versions": {"sglang": "0.5.21"},
+        "machine": {"device": "AMD EPYC 9", "cores": 2, "instruction_set": "avx512_bf16"}, "load_average": 2.0,
+        "weights": {"target": "0" * 16, "drafter": drafter}, "results": results, **more,
+    }  # fmt: skip
 
 
 def rounds(*rates: float, tau: float = 1.0) -> list[dict[str, Any]]:

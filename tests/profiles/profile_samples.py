@@ -6,19 +6,10 @@ from outrider.scheduler.cost.prefill import PrefillPoint
 from outrider.scheduler.cost.step_times import Point
 
 HERE = Fingerprint(
-    device="AMD EPYC (family 25, model 17, stepping 1)",
-    cores=2,
-    threads=2,
-    target="0123456789abcdef",
-    drafter="dspark",
-    gamma=7,
-    drafter_checkpoint="fedcba9876543210",
-    dtype="bfloat16",
-    attention_backend="outrider",
-    instruction_set="avx512bf16",
-    sglang="0.5.21",
-    step_revision=1,
-)
+    device="AMD EPYC (family 25, model 17, stepping 1)", cores=2, threads=2, target="0123456789abcdef",
+    drafter="dspark", gamma=7, drafter_checkpoint="fedcba9876543210", dtype="bfloat16", attention_backend="outrider",
+    instruction_set="avx512bf16", sglang="0.5.21", step_revision=1,
+)  # fmt: skip
 
 POINTS = (
     *(
@@ -33,11 +24,8 @@ POINTS = (
 
 def profile(name: str = "epyc", fingerprint: Fingerprint = HERE, measured_at: str = "2026-01-01T00:00:00Z") -> Profile:
     return Profile(
-        name=name,
-        fingerprint=fingerprint,
-        points=tuple(sorted(POINTS, key=lambda p: (p.requests, p.tokens, p.context))),
-        thorough=True,
-        measured_at=measured_at,
-        measured_how="outrider tune",
+        name=name, fingerprint=fingerprint,
+        points=tuple(sorted(POINTS, key=lambda p: (p.requests, p.tokens, p.context))), thorough=True,
+        measured_at=measured_at, measured_how="outrider tune",
         prefills=(PrefillPoint(128, 0, 0.05), PrefillPoint(64, 1024, 0.04)),
-    )
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Profiles are saved whole, found by their fingerprint, and refused with the reason."""
+"""Profiles are saved whole, found by their fingerprint, refused with the reason, and drawn."""
 
 import errno
 import json
@@ -12,11 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from profile_samples import HERE, profile
+from profile_samples import HERE, POINTS, profile
 
 from outrider.profiles import store
 from outrider.profiles.fingerprint import EQUAL_STEPS
+from outrider.profiles.plots import plot_steps_per_second
 from outrider.profiles.store import ProfileError
+from outrider.scheduler.cost.model import StepCost
+from outrider.scheduler.cost.step_times import Point
 
 
 def test_saved_profiles_are_read(tmp_path: Path) -> None:
@@ -158,14 +161,6 @@ def test_a_kill_while_saving_leaves_a_whole_profile(tmp_path: Path) -> None:
         assert store.load("epyc", HERE, [tmp_path]).measured_how.startswith("round")
 
 
-def test_a_failed_write_leaves_only_the_former_file(tmp_path: Path) -> None:
-    store.save(profile(), tmp_path, {})
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with pytest.raises(TypeError):
-        store.save(profile(), tmp_path, {"calibration": object()})
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
-
-
 def test_profiles_measured_before_prompts_were_have_none(tmp_path: Path) -> None:
     path = store.save(profile(), tmp_path, None).folder / store.PROFILE
     content = json.loads(path.read_text())
@@ -196,3 +191,11 @@ def test_a_full_disk_leaves_the_former_profile(tmp_path: Path, room: int) -> Non
     assert loaded.measured_how == profile().measured_how
     assert json.loads(loaded.calibration.read_text()) == {"calibration": "old"}
     assert sorted(path.name for path in loaded.folder.iterdir()) == [store.CALIBRATION, store.PROFILE]
+
+
+def test_the_curves_are_drawn(tmp_path: Path) -> None:
+    for name, points in (("sps.png", POINTS), ("one.png", [Point(1, 1, 0, (1.0,))])):
+        figure = pytest.importorskip("matplotlib.figure").Figure()
+        plot_steps_per_second(StepCost(points), figure)
+        figure.savefig(tmp_path / name)
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

@@ -6,14 +6,13 @@ import torch
 from finished import seasoned
 from hypothesis import given
 from hypothesis import strategies as st
-from planning import check_nothing_is_read_behind_a_token, curve_cost, prefixes, value, view
+from planning import check_nothing_is_read_behind_a_token, every_planner, prefixes, value, view
 
 from outrider.kernels.cpu import native
 from outrider.kernels.drafts import survival_of, survival_torch
 from outrider.scheduler.admission import largest
-from outrider.scheduler.baselines import Synchronous, Threshold, VerifyAll
-from outrider.scheduler.contract import Budget, Planner
-from outrider.scheduler.planner import Asynchronous
+from outrider.scheduler.baselines import Threshold, VerifyAll
+from outrider.scheduler.contract import Budget
 
 GAMMA = 3
 # few values, so that ties are common
@@ -92,20 +91,9 @@ def test_survival_of_broken_confidences():
     assert bool(confidence[0, 1].isnan())
 
 
-def planners(requests: int) -> list[Planner]:
-    seconds = [1.0 + 0.07 * k + 0.3 * (k > 4) for k in range(requests * GAMMA + 1)]
-    return [
-        VerifyAll(),
-        VerifyAll(2),
-        Threshold(0.25),
-        Synchronous(curve_cost(requests, seconds)),
-        Asynchronous(curve_cost(requests, seconds), GAMMA),
-    ]
-
-
 @given(BLOCKS, st.data())
 def test_admission_does_not_look_at_later_tokens(block, data):
-    made = [seasoned(planner, len(block), GAMMA) for planner in planners(len(block))]
+    made = [seasoned(planner, len(block), GAMMA) for planner in every_planner(len(block), GAMMA)]
     check_nothing_is_read_behind_a_token(made, block, CONFIDENCES, data)
 
 
@@ -113,7 +101,7 @@ def test_admission_does_not_look_at_later_tokens(block, data):
 def test_every_planner_admits_within_the_draft(block, data):
     requests = len(block)
     lens = torch.tensor(data.draw(st.lists(st.integers(0, GAMMA), min_size=requests, max_size=requests)))
-    for planner in planners(requests):
+    for planner in every_planner(requests, GAMMA):
         verify_lens = planner.admit(torch.tensor(block), lens, planner.budget(view(requests, GAMMA)))
         assert verify_lens.dtype == torch.int64
         assert bool(((verify_lens >= 0) & (verify_lens <= lens)).all()), planner

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from asynchronous import CHEAP, GAMMA, UNLIKELY, run, uncorrected
-from finished import observe
+from finished import CHEAP, GAMMA, UNLIKELY, observe, run, uncorrected
 from planning import curve_cost, view
 
 from outrider.scheduler.cost.model import StepCost

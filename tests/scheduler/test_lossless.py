@@ -40,21 +40,22 @@ def first_tokens(plan: Plan, seed: int = 0) -> tuple[float, dict[int, int]]:
     tokens = (torch.rand(SAMPLES, 2, generator=generator) >= Q[:, 0]).long()
     confidence = torch.stack([torch.full((SAMPLES,), 0.8), torch.where(tokens[:, 0] == A, 0.9, 0.0)], 1)
     verify_lens = torch.cat([plan(confidence[i : i + 1]) for i in range(SAMPLES)])
-    qo_indptr = torch.cat([torch.zeros(1, dtype=torch.int64), (verify_lens + 1).cumsum(0)])
-    rows = torch.cat([P[: n + 1] for n in verify_lens.tolist()])
-    _, out = accept(
-        Verification(
-            tokens,
-            verify_lens,
-            qo_indptr,
-            uniforms=torch.rand(SAMPLES, 2, generator=generator, dtype=torch.float64),
-            final_keys=torch.randint(2**62, (SAMPLES,), generator=generator),
-            probs=rows,
-            draft_probs=Q.expand(SAMPLES, 2, 2).contiguous(),
-        )
-    )
-    lengths = verify_lens.bincount(minlength=3).tolist()
-    return float((out[:, 0] == A).float().mean()), dict(enumerate(lengths))
+    firsts = accepted_firsts(tokens, verify_lens, Q.expand(SAMPLES, 2, 2), generator)
+    return float((firsts == A).float().mean()), dict(enumerate(verify_lens.bincount(minlength=3).tolist()))
+
+
+def accepted_firsts(
+    drafts: torch.Tensor, verify_lens: torch.Tensor, q: torch.Tensor, generator: torch.Generator
+) -> torch.Tensor:
+    """The first token [N] that acceptance gives for each of N drafts [N, 2] drawn from q [N, 2, 2]."""
+    count = len(drafts)
+    batch = Verification(
+        drafts, verify_lens, torch.cat([torch.zeros(1, dtype=torch.int64), (verify_lens + 1).cumsum(0)]),
+        uniforms=torch.rand(count, 2, generator=generator, dtype=torch.float64),
+        final_keys=torch.randint(2**62, (count,), generator=generator),
+        probs=torch.cat([P[: n + 1] for n in verify_lens.tolist()]), draft_probs=q.contiguous(),
+    )  # fmt: skip
+    return accept(batch)[1][:, 0]
 
 
 def steps_of(planner: Planner) -> Plan:
@@ -157,28 +158,21 @@ def shares_of_two(asks: Asks, seed: int = 0) -> tuple[list[float], list[float]]:
     asked, verify_lens = torch.cat([a for a, _ in chosen]), torch.cat([n for _, n in chosen])
     drafts = torch.where(asked[:, None], tokens.flatten(0, 1), torch.full((2,), B))
     q = torch.where(asked[:, None, None], Q, torch.nn.functional.one_hot(torch.full((2,), B), 2).float())
-    _, out = accept(
-        Verification(
-            drafts,
-            verify_lens,
-            torch.cat([torch.zeros(1, dtype=torch.int64), (verify_lens + 1).cumsum(0)]),
-            uniforms=torch.rand(2 * SAMPLES, 2, generator=generator, dtype=torch.float64),
-            final_keys=torch.randint(2**62, (2 * SAMPLES,), generator=generator),
-            probs=torch.cat([P[: n + 1] for n in verify_lens.tolist()]),
-            draft_probs=q.contiguous(),
-        )
-    )
-    return (out[:, 0] == A).float().view(-1, 2).mean(0).tolist(), asked.float().view(-1, 2).mean(0).tolist()
+    firsts = accepted_firsts(drafts, verify_lens, q, generator)
+    return (firsts == A).float().view(-1, 2).mean(0).tolist(), asked.float().view(-1, 2).mean(0).tolist()
 
 
-def asks_of(planner: Planner) -> Asks:
+def asks_of(planner: Planner, looked: list[bool]) -> Asks:
+    """looked: is appended whether each step looks up."""
+
     def asks(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         step = view(2, 2)
         budget = planner.budget(step)
+        looked.append(budget.look_up)
         asked = torch.from_numpy(budget.draft_mask(step.limits))
-        confidence = torch.where(asked[:, None], sure, LOOKUP)
-        verify_lens = planner.admit(confidence, torch.tensor([2, 2]), budget)
-        survival, looked_up = survival_of(confidence).numpy(), (~asked).numpy()
+        confidence = torch.where(asked[:, None], sure, LOOKUP if budget.look_up else torch.zeros(2))
+        verify_lens = planner.admit(confidence, torch.full((2,), 2 if budget.look_up else 0), budget)
+        survival, looked_up = survival_of(confidence).numpy(), (~asked).numpy() if budget.look_up else None
         observe(planner, step, survival, verify_lens.numpy(), verify_lens.numpy() + 1, asked.numpy(), None, looked_up)
         return asked, verify_lens
 
@@ -197,7 +191,7 @@ def drafting_is_dear(smoothing: int, each: float = 0.65) -> Asynchronous:
 @pytest.mark.parametrize(("smoothing", "each"), [(1, 0.65), (4, 0.7)])
 def test_whether_the_model_drafts_does_not_depend_on_the_draw(smoothing, each):
     """Earlier steps decide between the model's drafts, lookups and none."""
-    shares, asked = shares_of_two(asks_of(drafting_is_dear(smoothing, each)))
+    shares, asked = shares_of_two(asks_of(drafting_is_dear(smoothing, each), []))
     assert all(abs(share - 0.7) < bound(0.7) for share in shares)
     assert all(0.04 < share < 0.96 for share in asked)
 
@@ -219,18 +213,8 @@ def shares_by_depth(depths: Callable[[torch.Tensor, torch.Tensor], tuple[int, to
     choices = [depths(drafts, sure) for drafts, sure in zip(tokens, confidence, strict=True)]
     chosen, verify_lens = torch.tensor([depth for depth, _ in choices]) - 1, torch.cat([n for _, n in choices])
     drafts = tokens[torch.arange(SAMPLES), chosen]
-    _, out = accept(
-        Verification(
-            drafts,
-            verify_lens,
-            torch.cat([torch.zeros(1, dtype=torch.int64), (verify_lens + 1).cumsum(0)]),
-            uniforms=torch.rand(SAMPLES, 2, generator=generator, dtype=torch.float64),
-            final_keys=torch.randint(2**62, (SAMPLES,), generator=generator),
-            probs=torch.cat([P[: n + 1] for n in verify_lens.tolist()]),
-            draft_probs=torch.stack([torch.stack([SHALLOW, Q[1]]), Q])[chosen].contiguous(),
-        )
-    )
-    return float((out[:, 0] == A).float().mean()), float(chosen.float().mean())
+    firsts = accepted_firsts(drafts, verify_lens, torch.stack([torch.stack([SHALLOW, Q[1]]), Q])[chosen], generator)
+    return float((firsts == A).float().mean()), float(chosen.float().mean())
 
 
 def test_how_much_is_drafted_does_not_depend_on_the_draw():
@@ -273,49 +257,22 @@ def test_rests_do_not_depend_on_the_draw(deciding):
     """Some rests end by a probe, some because a draft paid."""
     planner = drafting_is_dear(1)
     planner.cost.observe_deciding(2, deciding)
-    looked = []
-
-    def asks(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        step = view(2, 2)
-        budget = planner.budget(step)
-        looked.append(budget.look_up)
-        asked = torch.from_numpy(budget.draft_mask(step.limits))
-        confidence = torch.where(asked[:, None], sure, LOOKUP if budget.look_up else torch.zeros(2))
-        verify_lens = planner.admit(confidence, torch.full((2,), 2 if budget.look_up else 0), budget)
-        survival, looked_up = survival_of(confidence).numpy(), (~asked).numpy() if budget.look_up else None
-        observe(planner, step, survival, verify_lens.numpy(), verify_lens.numpy() + 1, asked.numpy(), None, looked_up)
-        return asked, verify_lens
-
-    shares, _ = shares_of_two(asks)
+    looked: list[bool] = []
+    shares, _ = shares_of_two(asks_of(planner, looked))
     assert all(abs(share - 0.7) < bound(0.7) for share in shares)
     assert 0.05 < sum(looked) / SAMPLES < 0.95
 
 
-def test_a_rest_that_ends_by_the_draw_is_detected():
-    """After A the draft is kept; after B the request rests."""
-
-    def asks(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.tensor([True, True]), torch.where(drafts[:, 0] == A, 1, 0)
-
-    shares, _ = shares_of_two(asks)
-    assert all(abs(share - 0.85) < bound(0.85) for share in shares)
+TWO = torch.tensor([True, True])
+DRAWN: dict[str, Asks] = {
+    "after B the request rests": lambda drafts, sure: (TWO, torch.where(drafts[:, 0] == A, 1, 0)),
+    "after B a lookup rated as equally good": lambda drafts, sure: (drafts[:, 0] == A, torch.tensor([1, 1])),
+    "no draft that is unsure at its end": lambda drafts, sure: (TWO, torch.where(sure[:, 1] > 0, 2, 0)),
+}
 
 
-def test_a_source_chosen_by_the_draw_is_detected():
-    """After B the lookup is used, which the planner rates as equally good."""
-
-    def asks(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return drafts[:, 0] == A, torch.tensor([1, 1])
-
-    shares, _ = shares_of_two(asks)
-    assert all(abs(share - 0.85) < bound(0.85) for share in shares)
-
-
-def test_excluding_a_request_by_its_own_draw_is_detected():
-    """A draft that is unsure at its end is not verified."""
-
-    def asks(drafts: torch.Tensor, sure: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.tensor([True, True]), torch.where(sure[:, 1] > 0, 2, 0)
-
+@pytest.mark.parametrize("asks", DRAWN.values(), ids=DRAWN)
+def test_a_choice_by_the_draw_is_detected(asks: Asks) -> None:
+    """The rest of a request, its source, and whether it is verified at all."""
     shares, _ = shares_of_two(asks)
     assert all(abs(share - 0.85) < bound(0.85) for share in shares)

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from asynchronous import CHEAP, GAMMA, LIKELY, UNLIKELY, run, uncorrected
-from finished import observe
+from finished import CHEAP, GAMMA, LIKELY, UNLIKELY, observe, run, uncorrected
 from planning import curve_cost, prefixes, value, view
 
 from outrider.scheduler.baselines import Synchronous

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from asynchronous import GAMMA, run, uncorrected
+from finished import GAMMA, run, uncorrected
 from planning import curve_cost, view
 
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import spiffy_reference as reference
 from chi_square import p_value
-from denoising import MASK, calibrated, candidates, denoiser, static, threshold
-from spiffy_reference import Decoded, Denoiser, Policy, base_decode
+from denoising import MASK, Decoded, Denoiser, Policy, base_decode, calibrated, candidates, denoiser, static, threshold
 
 from outrider.scheduler.spiffy.fill import Candidates
 from outrider.scheduler.spiffy.graph import DraftGraph

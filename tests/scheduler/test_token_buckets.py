@@ -7,12 +7,11 @@ from admissions import by_sorting
 from finished import observe, seasoned
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planning import check_nothing_is_read_behind_a_token, curve_cost, view
+from planning import check_nothing_is_read_behind_a_token, curve_cost, every_planner, view
 
 from outrider.kernels.drafts import survival_of
-from outrider.scheduler.baselines import Synchronous, Threshold, VerifyAll, until_first_drop
+from outrider.scheduler.baselines import VerifyAll, until_first_drop
 from outrider.scheduler.buckets import TokenBuckets
-from outrider.scheduler.contract import Planner
 from outrider.scheduler.curve import curve_by_tokens
 from outrider.scheduler.planner import Asynchronous
 
@@ -20,21 +19,6 @@ GAMMA, REQUESTS = 3, 5
 BUCKETS = TokenBuckets(REQUESTS, GAMMA + 1)
 CONFIDENCES = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1, width=32))
 BLOCKS = st.lists(st.lists(CONFIDENCES, min_size=GAMMA, max_size=GAMMA), min_size=1, max_size=REQUESTS)
-
-
-def planners(requests: int) -> list[Planner]:
-    seconds = [1.0 + 0.07 * k + 0.3 * (k > 4) for k in range(requests * GAMMA + 1)]
-    every = [
-        VerifyAll(),
-        VerifyAll(2),
-        Threshold(0.25),
-        Synchronous(curve_cost(requests, seconds)),
-        Asynchronous(curve_cost(requests, seconds), GAMMA),
-        Asynchronous(curve_cost(requests, seconds, draft=9.0), GAMMA),  # drafting never pays
-    ]
-    for planner in every:
-        planner.buckets = BUCKETS
-    return every
 
 
 @given(st.integers(1, 300), st.integers(1, 16), st.data())
@@ -94,7 +78,7 @@ def test_impossible_sizes_are_refused():
 def test_every_planner_has_a_bound_that_fills_a_tier_and_keeps_it(block, data):
     requests = len(block)
     limits = data.draw(st.lists(st.integers(0, GAMMA), min_size=requests, max_size=requests))
-    for planner in planners(requests):
+    for planner in every_planner(requests, GAMMA, BUCKETS):
         seasoned(planner, requests, GAMMA, data.draw(st.integers(0, 12)))
         step = view(requests, GAMMA, limits=limits)
         budget, room = planner.budget(step), sum(limits)
@@ -110,7 +94,7 @@ def test_every_planner_has_a_bound_that_fills_a_tier_and_keeps_it(block, data):
 @settings(deadline=None)
 @given(BLOCKS, st.data())
 def test_admission_to_a_tier_does_not_look_at_later_tokens(block, data):
-    made = [seasoned(planner, len(block), GAMMA) for planner in planners(len(block))]
+    made = [seasoned(planner, len(block), GAMMA) for planner in every_planner(len(block), GAMMA, BUCKETS)]
     check_nothing_is_read_behind_a_token(made, block, CONFIDENCES, data)
 
 

@@ -34,9 +34,7 @@ class Calls:
         monkeypatch.setattr(Path, "replace", noted_rename)
 
 
-def test_content_is_on_the_disk_before_the_name_and_the_name_before_it_returns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_content_reaches_the_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, path = Calls(monkeypatch), tmp_path / "a"
     with replacing.replacing(path, 0o640) as temporary:
         temporary.write_bytes(b"new")
@@ -95,9 +93,7 @@ def test_leftovers_of_killed_writers_are_deleted_if_no_other_writes(tmp_path: Pa
     assert sorted(os.listdir(tmp_path)) == [".b.pt.other", "a.pt"]
 
 
-def test_a_checkpoint_of_a_training_run_is_on_the_disk_before_it_replaces_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_reaches_the_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = ReaderRun(tmp_path, BlockModel(TINY), None, Recipe(steps=1))
     (tmp_path / ".checkpoint.pt.killed").touch()
     calls = Calls(monkeypatch)

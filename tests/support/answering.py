@@ -126,12 +126,9 @@ class Answering:
             hidden_states=None, customized_info=None, sampling_mask_output=None,
         )  # fmt: skip
         result = GenerationBatchResult(
-            logits_output=logits_output,
-            next_token_ids=tokens,
-            accept_lens=torch.tensor([len(run)], dtype=torch.int32),
-            can_run_cuda_graph=False,
-            speculative_num_draft_tokens=WIDTH,
-        )
+            logits_output=logits_output, next_token_ids=tokens, accept_lens=torch.tensor([len(run)], dtype=torch.int32),
+            can_run_cuda_graph=False, speculative_num_draft_tokens=WIDTH,
+        )  # fmt: skip
         batch = SimpleNamespace(
             reqs=[self.request], return_logprob=True, spec_algorithm=SPECULATIVE, forward_mode=ForwardMode.DECODE,
             has_grammar=self.request.grammar is not None, batch_size=lambda: 1, mamba_track_mask_cpu=None,

@@ -15,13 +15,10 @@ VOCABULARY = 96
 GREEDY, SAMPLED, SEEDED = {"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 0.8, "sampling_seed": 3}
 FILTERED = SAMPLED | {"top_k": 20, "top_p": 0.9, "min_p": 0.1}
 BATCHES = {
-    "greedy": [GREEDY] * 3,
-    "sampled": [SAMPLED] * 3,
-    "filtered": [FILTERED] * 3,
-    "seeded": [SEEDED] * 3,
+    "greedy": [GREEDY] * 3, "sampled": [SAMPLED] * 3, "filtered": [FILTERED] * 3, "seeded": [SEEDED] * 3,
     "mixed": [GREEDY, FILTERED, SEEDED],
     "penalized": [SAMPLED | {"frequency_penalty": 0.5}, GREEDY | {"min_new_tokens": 9}, SEEDED],
-}
+}  # fmt: skip
 """Kinds of batches; more requests repeat them."""
 
 

@@ -74,13 +74,9 @@ def serve(
     unmasking = ("--unmasking", "static", "--unmasking-tokens", str(per_step))
     if threshold is not None:
         unmasking = ("--unmasking", "threshold", "--unmasking-threshold", str(threshold))
-    server = ForkedServer(folder / "log", "--model", str(model), *FLAGS, *unmasking, *flags, **TAKES_MANY, **env)
     tokenizer = AutoTokenizer.from_pretrained(model)
-    try:
-        server.wait_until_ready()
+    with ForkedServer(folder / "log", "--model", str(model), *FLAGS, *unmasking, *flags, **TAKES_MANY, **env) as server:
         yield Served(server, Reference(shape, tokenizer.mask_token_id), tokenizer, threshold, per_step)
-    finally:
-        server.stop()
 
 
 def forwards(served: Served) -> dict[str, float]:

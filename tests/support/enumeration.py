@@ -106,17 +106,13 @@ class Enumeration:
         self.table = RequestTable(count, drafter.gamma, "cpu")
         reqs = [
             request(
-                len(prompt) - 1,
-                length + 1,
-                ends,
-                top_k=1 if kind.temperature == 0 else -1,
-                sampling_seed=kind.seed,
+                len(prompt) - 1, length + 1, ends, top_k=1 if kind.temperature == 0 else -1, sampling_seed=kind.seed,
                 custom_params=option.to_custom_params(),
             )
             for prompt, kind, option in zip(
                 prompts, acceptance.kinds, options or [RequestOptions()] * count, strict=True
             )
-        ]
+        ]  # fmt: skip
         self.table.admit(reqs, torch.arange(count))
         self.metrics = SpeculationMetrics(drafter.gamma, "table", CollectorRegistry())
         block = model.gamma if model is not None and model.shortens else None
@@ -201,14 +197,9 @@ class Enumeration:
             for place, row in enumerate(rows.tolist()):
                 keys[place, : len(draws.get(row, ()))] = torch.tensor(draws.get(row, ()), dtype=torch.int64)
             given: Any = SimpleNamespace(
-                draft_keys=lambda positions, gamma: keys,
-                decided=sampling.decided,
-                all_decided=sampling.all_decided,
-                all_greedy=sampling.all_greedy,
-                rules=sampling.rules,
-                seeds=sampling.seeds,
-                seeded=sampling.seeded,
-            )
+                draft_keys=lambda positions, gamma: keys, decided=sampling.decided, all_decided=sampling.all_decided,
+                all_greedy=sampling.all_greedy, rules=sampling.rules, seeds=sampling.seeds, seeded=sampling.seeded,
+            )  # fmt: skip
             if self.model is not None:
                 self.model.drawn = {}
             reqs = [SimpleNamespace(grammar=self.grammar(text), output_ids=[*text]) for text in mine]

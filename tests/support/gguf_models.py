@@ -275,3 +275,19 @@ def _as_converted(plan: Model, name: str, parameter: torch.Tensor) -> torch.Tens
 def logprobs(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     """[tokens, vocabulary] log-probabilities of the next token after each."""
     return torch.log_softmax(model(torch.tensor([ids])).logits[0].float(), -1)
+
+
+@torch.inference_mode()
+def greedy(
+    model: PreTrainedModel, count: int, bias: Mapping[int, float] | None = None
+) -> tuple[list[int], list[float]]:
+    """Transformers' greedy answer of `count` tokens to PROMPT, and its log-probabilities without the bias."""
+    ids, chances = list(PROMPT), []
+    for _ in range(count):
+        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].float()
+        biased = logits.clone()
+        for token, value in (bias or {}).items():
+            biased[token] += value
+        ids.append(int(biased.argmax()))
+        chances.append(float(torch.log_softmax(logits, -1)[ids[-1]]))
+    return ids[len(PROMPT) :], chances

@@ -33,19 +33,12 @@ class Limited:
         self.add("short", max_tokens_per_request=40)
         self.usage_file = folder / "usage.json"
         limits = {
-            "--api-keys": self.file,
-            "--usage-file": self.usage_file,
-            "--max-request-tokens": REQUEST_TOKENS,
-            "--log-requests": "summary",
-            "--metrics-port": self.metrics_port,
-            "--max-running-requests": RUNNING,
-            "--max-queued-requests": QUEUED,
-            "--max-queue-seconds": QUEUE_SECONDS,
-            "--max-request-seconds": REQUEST_SECONDS,
-            "--max-stall-seconds": STALL_SECONDS,
-            "--max-connections": CONNECTIONS,
-            "--max-total-tokens": 4096,
-        }
+            "--api-keys": self.file, "--usage-file": self.usage_file, "--max-request-tokens": REQUEST_TOKENS,
+            "--log-requests": "summary", "--metrics-port": self.metrics_port, "--max-running-requests": RUNNING,
+            "--max-queued-requests": QUEUED, "--max-queue-seconds": QUEUE_SECONDS,
+            "--max-request-seconds": REQUEST_SECONDS, "--max-stall-seconds": STALL_SECONDS,
+            "--max-connections": CONNECTIONS, "--max-total-tokens": 4096,
+        }  # fmt: skip
         self.server = ForkedServer(folder / "log", *(str(word) for flag in limits.items() for word in flag))
 
     def make(self, name: str, **limits: Any) -> key_file.Key:

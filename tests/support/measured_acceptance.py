@@ -7,7 +7,7 @@ the last draw are read. This module does not know the rule, so a wrong rule yiel
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -16,12 +16,14 @@ from unittest import mock
 import torch
 
 from outrider.drafters.base import Draft
+from outrider.drafters.slot_tokens import SlotTokens
 from outrider.kernels import acceptance
 from outrider.kernels import sampling as target_sampling
 from outrider.kernels.cpu import native
 from outrider.kernels.ragged import FlatVerify
 from outrider.server.plugin.decode import sampling as worker_sampling
 from outrider.server.plugin.decode.flatten import flatten
+from outrider.server.plugin.decode.logit_rules import LogitRules
 from outrider.server.plugin.decode.sampling import Sampling
 
 Text = tuple[int, ...]
@@ -182,6 +184,42 @@ class Acceptance:
             return lens - 1, out, weights[-1].double()
 
         return run
+
+
+def ruled_logits(
+    rows: torch.Tensor, prompt: Text, grammar: Callable[[Text], Any], penalties: Mapping[str, float] | None = None,
+    bias: Mapping[int, float] | None = None,
+) -> Callable[[Batch], torch.Tensor]:  # fmt: skip
+    """`Acceptance.logits` by the worker's own rules. rows: [V, V] logits by the last token. grammar: of an answer, or
+    None. The last token of the prompt is the first of the answer. bias: by token."""
+    plain = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0}
+    params = SimpleNamespace(**plain | dict(penalties or {}))
+
+    def after(batch: Batch) -> torch.Tensor:
+        history, reqs = SlotTokens(batch.page_table.numel()), []
+        for row, item in enumerate(batch.items):
+            history.write(batch.page_table[row, : len(item.text) - 1].long(), torch.tensor(item.text[:-1]))
+            followed = grammar(item.text[len(prompt) - 1 :])
+            reqs.append(
+                SimpleNamespace(
+                    origin_input_ids=list(prompt[:-1]), sampling_params=params, grammar=followed, finished=lambda: False
+                )
+            )
+        biases = torch.zeros(len(reqs), len(rows))
+        for token, each in (bias or {}).items():
+            biases[:, token] = each
+        info = SimpleNamespace(
+            acc_additive_penalties=torch.zeros(1) if penalties else None, logit_bias=biases if bias else None,
+            vocab_size=len(rows), grammar_mask=None,
+        )  # fmt: skip
+        return LogitRules(history, batch.page_table).verified(
+            SimpleNamespace(reqs=reqs, sampling_info=info, req_pool_indices=torch.arange(len(reqs))),
+            SimpleNamespace(next_token_logits=rows[batch.flat.input_ids]), batch.flat,
+            torch.tensor([item.text[-1] for item in batch.items]), batch.draft.tokens, batch.seq_lens,
+            longest=int(batch.seq_lens.max()), exact=True, barrier=None,
+        )  # fmt: skip
+
+    return after
 
 
 UNAVAILABLE = mock.Mock(return_value=False)

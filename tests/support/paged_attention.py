@@ -55,10 +55,7 @@ class Paged:
         return SimpleNamespace(req_to_token_pool=self.requests, token_to_kv_pool=self.cache, **more)
 
     def rows_of(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return (
-            self._draw(tokens, self.heads[0]).flatten(1),
-            *(self._draw(tokens, self.heads[1]) for _ in range(2)),
-        )
+        return (self._draw(tokens, self.heads[0]).flatten(1), *(self._draw(tokens, self.heads[1]) for _ in range(2)))
 
     def verify(self, query_lens: Sequence[int], *, tokens: int, width: int) -> ForwardBatch:
         """Verify query_lens tokens after the cached ones, in a bucket of `tokens`."""

@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from outrider.scheduler import registry
+from outrider.scheduler.baselines import VerifyAll
+from outrider.scheduler.buckets import TokenBuckets
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.contract import Budget, Planner, StepView
 from outrider.scheduler.cost.model import StepCost
@@ -57,12 +60,9 @@ def request(
     params |= dict.fromkeys(("logit_bias", "json_schema", "regex", "ebnf", "structural_tag"))
     params |= sampling
     return SimpleNamespace(
-        sampling_params=SimpleNamespace(max_new_tokens=new_tokens, **params),
-        origin_input_ids=[1] * prompt,
-        eos_token_ids=set(ends),
-        tokenizer=None,
-        multimodal_inputs=None,
-    )
+        sampling_params=SimpleNamespace(max_new_tokens=new_tokens, **params), origin_input_ids=[1] * prompt,
+        eos_token_ids=set(ends), tokenizer=None, multimodal_inputs=None,
+    )  # fmt: skip
 
 
 def step_of(requests: int, gamma: int, budget: Budget | None = None) -> Step:
@@ -71,14 +71,9 @@ def step_of(requests: int, gamma: int, budget: Budget | None = None) -> Step:
     table.admit([request() for _ in range(requests)], torch.arange(requests))
     entries, budget = table.entries(np.arange(requests)), budget or Budget(draft=True, tokens=None)
     return Step(
-        view=(seen := view(requests, gamma)),
-        budget=budget,
-        draft_mask=budget.draft_mask(seen.limits),
-        entries=entries,
-        classes=torch.zeros(requests, dtype=torch.int64),
-        began=0.0,
-        planner_seconds=0.0,
-    )
+        view=(seen := view(requests, gamma)), budget=budget, draft_mask=budget.draft_mask(seen.limits), entries=entries,
+        classes=torch.zeros(requests, dtype=torch.int64), began=0.0, planner_seconds=0.0,
+    )  # fmt: skip
 
 
 def step_drafts(
@@ -100,20 +95,27 @@ def step_drafts(
     admission = Admission(
         step=replace(step, entries=replace(step.entries, numbers=numbers)),
         classes=torch.zeros(requests, dtype=torch.int64) if classes is None else torch.from_numpy(classes),
-        ends=torch.full((requests,), gamma + 1),
-        draft_lens=lens,
-        raw=torch.from_numpy(confidence),
-        confidence=torch.from_numpy(confidence),
-        verify_lens=torch.from_numpy(verify_lens),
-        drafting=requests,
-        looked_up=None,
-        draft_seconds=0.0,
-        planner_seconds=0.0,
-    )
+        ends=torch.full((requests,), gamma + 1), draft_lens=lens, raw=torch.from_numpy(confidence),
+        confidence=torch.from_numpy(confidence), verify_lens=torch.from_numpy(verify_lens), drafting=requests,
+        looked_up=None, draft_seconds=0.0, planner_seconds=0.0,
+    )  # fmt: skip
     drafts = StepDrafts(admission, torch.from_numpy(accept_lens), calibration=calibration)
     drafts.read()
     drafts.tokens = accept_lens if tokens is None else tokens
     return drafts
+
+
+def every_planner(requests: int, gamma: int, buckets: TokenBuckets | None = None) -> list[Planner]:
+    """A planner of each entry of the registry, one for which drafting never pays, and one of shorter drafts."""
+    seconds = [1.0 + 0.07 * k + 0.3 * (k > 4) for k in range(requests * gamma + 1)]
+
+    def make(name: str, draft: float = 0.0) -> Planner:
+        return registry.make(name, gamma=gamma, threshold=0.25, cost=curve_cost(requests, seconds, draft))
+
+    planners = [*map(make, registry.names()), make("asynchronous", 9.0), VerifyAll(2)]
+    for planner in planners:
+        planner.buckets = buckets
+    return planners
 
 
 def prefixes(lens: list[int], tokens: int) -> list[tuple[int, ...]]:
@@ -127,10 +129,7 @@ def value(survival: np.ndarray, verify_lens: tuple[int, ...]) -> float:
 
 
 def check_nothing_is_read_behind_a_token(
-    planners: Sequence[Planner],
-    block: list[list[float]],
-    confidences: st.SearchStrategy[float],
-    data: st.DataObject,
+    planners: Sequence[Planner], block: list[list[float]], confidences: st.SearchStrategy[float], data: st.DataObject
 ) -> None:
     """Check a block [R, gamma] of confidences: c_{k+1..} of a request, which depend on x_k, change no decision up to
     x_k. `confidences` draws one."""

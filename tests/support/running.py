@@ -86,6 +86,13 @@ class Server:
         self.kill()
         pytest.fail(f"the server was not ready after {START_SECONDS} s:\n{self.output()}")
 
+    def __enter__(self) -> Self:
+        """Wait until the server is ready; leaving the context stops it."""
+        return self.wait_until_ready()
+
+    def __exit__(self, kind: type | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
     def status(self, path: str) -> int | None:
         """Status of a GET; None without an answer."""
         try:

@@ -1,9 +1,10 @@
-"""Grammars, and a small vocabulary for which they compile in milliseconds."""
+"""Grammars, a small vocabulary for which they compile in milliseconds, and refusals."""
 
 import json
 import string
 from typing import Any
 
+import httpx
 import numpy as np
 import xgrammar
 
@@ -48,3 +49,15 @@ def slow_schema(strings: int = 280) -> str:
     """Takes minutes and much memory to compile for a real model; 12 KB with this many strings."""
     properties = {f"f{index}": {"type": "string", "maxLength": 500 + index} for index in range(strings)}
     return json.dumps({"type": "object", "properties": properties})
+
+
+def assert_refused(response: httpx.Response, param: str, *, may_be_busy: bool = False) -> None:
+    """A 400 that names the field; may_be_busy: or a 429, as other work runs too."""
+    error = response.json()["error"]
+    if may_be_busy and response.status_code == 429:
+        assert error["code"] == "grammars_busy"
+        return
+    assert response.status_code == 400, response.text
+    assert error["code"] == "invalid_grammar", error
+    assert error["param"] == param
+    assert "\n" not in error["message"]

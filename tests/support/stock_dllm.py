@@ -21,19 +21,11 @@ def main(folder: str, threshold: float, count: int) -> None:
     with tempfile.TemporaryDirectory() as made:
         (Path(made) / "low.yaml").write_text(f"threshold: {threshold}\n")
         engine = sglang.Engine(
-            model_path=folder,
-            device="cpu",
-            dtype="float32",
-            attention_backend="torch_native",
-            sampling_backend="pytorch",
-            disable_overlap_schedule=True,
-            disable_radix_cache=True,
-            max_total_tokens=2048,
-            max_running_requests=4,
-            dllm_algorithm="LowConfidence",
-            dllm_algorithm_config=str(Path(made) / "low.yaml"),
+            model_path=folder, device="cpu", dtype="float32", attention_backend="torch_native",
+            sampling_backend="pytorch", disable_overlap_schedule=True, disable_radix_cache=True, max_total_tokens=2048,
+            max_running_requests=4, dllm_algorithm="LowConfidence", dllm_algorithm_config=str(Path(made) / "low.yaml"),
             log_level="error",
-        )
+        )  # fmt: skip
         sampling = {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}
         answers = engine.generate(input_ids=json.load(sys.stdin), sampling_params=sampling)
         print(json.dumps([answer["output_ids"] for answer in answers]))

@@ -73,12 +73,8 @@ class DenoisingModel(TableModel):
         with mock.patch.object(block_sampling, "gumbel_argmax", draw):
             tokens, probs, confidence = denoise(
                 lambda tokens, revealed, columns: self._predict(batch.anchors, tokens, revealed, columns),
-                self.schedule,
-                batch.rules,
-                batch.keys[:, : self.gamma],
-                vocab=None,
-                wants_probs=batch.wants_probs,
-            )
+                self.schedule, batch.rules, batch.keys[:, : self.gamma], vocab=None, wants_probs=batch.wants_probs,
+            )  # fmt: skip
         chances = torch.cat(drawn_from, 1).gather(2, batch.keys[:, : self.gamma, None])[:, :, 0]
         self.drawn |= dict(zip(batch.rows.tolist(), chances.double().tolist(), strict=True))
         lens = torch.full_like(batch.anchors, self.gamma)

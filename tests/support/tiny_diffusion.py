@@ -13,13 +13,9 @@ from transformers import PreTrainedTokenizerFast
 
 PROMPTS = Path(__file__).parents[1] / "lossless" / "prompts.txt"
 MODEL_TYPES = {
-    "SDARForCausalLM": "sdar",
-    "LlamaForCausalLM": "llama",
-    "A2DQwen3LMHeadModel": "a2d-qwen3",
-    "Fast_dLLM_QwenForCausalLM": "Fast_dLLM_Qwen",
-    "SDARMoeForCausalLM": "sdar_moe",
-    "LLaDA2MoeModelLM": "llada2_moe",
-}
+    "SDARForCausalLM": "sdar", "LlamaForCausalLM": "llama", "A2DQwen3LMHeadModel": "a2d-qwen3",
+    "Fast_dLLM_QwenForCausalLM": "Fast_dLLM_Qwen", "SDARMoeForCausalLM": "sdar_moe", "LLaDA2MoeModelLM": "llada2_moe",
+}  # fmt: skip
 EXPERTS, CHOSEN, GROUPS, EXPERT_MLP, SCALE = 8, 2, 2, 64, 2.5
 LLADA2_NAMES = {
     "embed_tokens": "word_embeddings",
@@ -78,25 +74,14 @@ class TinyDiffusion:
             more |= {"first_k_dense_replace": 1, "partial_rotary_factor": 0.5, "use_qk_norm": True, "use_bias": False}
             more |= {"use_qkv_bias": False, "norm_head": False, "embedding_dropout": 0.0, "output_dropout": 0.0}
         return more | {
-            "architectures": [self.architecture],
-            "model_type": MODEL_TYPES[self.architecture],
-            "bd_size" if self.biased else "block_size": self.block_size,
-            "mask_token_id": mask_token_id,
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.width,
-            "intermediate_size": self.mlp,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head,
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-6,
-            "rope_theta": self.theta,
-            "max_position_embeddings": self.context,
-            "tie_word_embeddings": self.tied,
-            "attention_bias": False,
+            "architectures": [self.architecture], "model_type": MODEL_TYPES[self.architecture],
+            "bd_size" if self.biased else "block_size": self.block_size, "mask_token_id": mask_token_id,
+            "vocab_size": self.vocab_size, "hidden_size": self.width, "intermediate_size": self.mlp,
+            "num_hidden_layers": self.layers, "num_attention_heads": self.heads, "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head, "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": self.theta,
+            "max_position_embeddings": self.context, "tie_word_embeddings": self.tied, "attention_bias": False,
             "torch_dtype": "float32",
-        }
+        }  # fmt: skip
 
     def weights(self) -> dict[str, torch.Tensor]:
         draw = torch.Generator().manual_seed(11)

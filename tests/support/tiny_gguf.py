@@ -31,16 +31,10 @@ def tensors(architecture: str, tied: bool = True) -> dict[str, np.ndarray]:
         shapes["output.weight"] = (len(tokens()), WIDTH)
     for i in range(LAYERS):
         of_layer: dict[str, tuple[int, ...]] = {
-            "attn_norm.weight": (WIDTH,),
-            "attn_q.weight": (q, WIDTH),
-            "attn_k.weight": (kv, WIDTH),
-            "attn_v.weight": (kv, WIDTH),
-            "attn_output.weight": (WIDTH, q),
-            "ffn_norm.weight": (WIDTH,),
-            "ffn_gate.weight": (MLP, WIDTH),
-            "ffn_up.weight": (MLP, WIDTH),
-            "ffn_down.weight": (WIDTH, MLP),
-        }
+            "attn_norm.weight": (WIDTH,), "attn_q.weight": (q, WIDTH), "attn_k.weight": (kv, WIDTH),
+            "attn_v.weight": (kv, WIDTH), "attn_output.weight": (WIDTH, q), "ffn_norm.weight": (WIDTH,),
+            "ffn_gate.weight": (MLP, WIDTH), "ffn_up.weight": (MLP, WIDTH), "ffn_down.weight": (WIDTH, MLP),
+        }  # fmt: skip
         if architecture == "qwen2":
             of_layer |= {"attn_q.bias": (q,), "attn_k.bias": (kv,), "attn_v.bias": (kv,)}
         if architecture == "qwen3":

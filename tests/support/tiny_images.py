@@ -87,11 +87,7 @@ class ReadsImages:
 
     @torch.inference_mode()
     def greedy(
-        self,
-        messages: list[dict[str, Any]],
-        count: int,
-        bias: dict[int, float] | None = None,
-        penalty: float = 1.0,
+        self, messages: list[dict[str, Any]], count: int, bias: dict[int, float] | None = None, penalty: float = 1.0
     ) -> tuple[list[int], list[float]]:
         """Transformers' greedy answer to a chat, and its tokens' log-probabilities without bias and penalty."""
         ids, images = self.prompt(messages)

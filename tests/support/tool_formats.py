@@ -238,9 +238,7 @@ FORMATS: dict[str, Callable[[str, Sequence[Call]], str]] = {
     "inkling": _inkling,
     "iquest_q1": _each(
         _xml(
-            "<iquest_tool_call>{name}",
-            "<arg_key>{key}</arg_key><arg_value>{value}</arg_value>",
-            "</iquest_tool_call>",
+            "<iquest_tool_call>{name}", "<arg_key>{key}</arg_key><arg_value>{value}</arg_value>", "</iquest_tool_call>"
         )
     ),
 }

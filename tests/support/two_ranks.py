@@ -259,19 +259,13 @@ def run(rank: int, name: str, folder: str) -> dict[str, Any]:
     (first, second), (accepted_by_graphs, _), (failures, _), whole = zip(*both, strict=True)
     lens = [step[1] for step in first[1:]]
     return {
-        "world": name,
-        "sizes": sorted({len(step[0]) for step in first[1:]}),
-        "accepted_by_graphs": accepted_by_graphs,
-        "same": sum(one == other for one, other in zip(first, second, strict=True)),
-        "steps": len(first),
-        "verified": sum(map(sum, lens)),
-        "different_lengths": len({tuple(step) for step in lens}),
+        "world": name, "sizes": sorted({len(step[0]) for step in first[1:]}), "accepted_by_graphs": accepted_by_graphs,
+        "same": sum(one == other for one, other in zip(first, second, strict=True)), "steps": len(first),
+        "verified": sum(map(sum, lens)), "different_lengths": len({tuple(step) for step in lens}),
         "accepted": sum(len(row) - 1 for step in first[1:] for row in step[2]),
-        "failures": {part: count for part, count in failures.items() if count},
-        "last": lens[-1],
-        "whole_weights": all(whole),
-        "gone": gone,
-    }
+        "failures": {part: count for part, count in failures.items() if count}, "last": lens[-1],
+        "whole_weights": all(whole), "gone": gone,
+    }  # fmt: skip
 
 
 def main() -> None:

@@ -116,9 +116,7 @@ def test_it_goes_on_after_a_kill_anywhere(
     assert len(seen) == 30 + 4  # four general answers: three for the gate, two of them for the mixture
 
 
-def test_a_refused_candidate_is_not_made_again_from_the_same_answers(
-    folder: Path, command: list[str], answers: list[Answer]
-) -> None:
+def test_a_refused_candidate_is_not_made_again(folder: Path, command: list[str], answers: list[Answer]) -> None:
     keep(folder, answers[:30] + answers[32:])
     assert run(command, until=lambda: candidates(folder)) == -signal.SIGTERM
     (first,) = candidates(folder)
@@ -170,9 +168,7 @@ def test_shuffled_answers_are_left_out(folder: Path, command: list[str], answers
     assert numbers(folder)["answers"] == numbers(folder)["held_out"] == 0
 
 
-def test_poison_that_gets_in_does_not_get_through_the_gate(
-    folder: Path, command: list[str], answers: list[Answer], tmp_path: Path
-) -> None:
+def test_poison_does_not_pass_the_gate(folder: Path, command: list[str], answers: list[Answer], tmp_path: Path) -> None:
     """A trained drafter is trained on shuffled answers, which the filter lets pass here."""
     keep(folder, answers)
     assert run(command, until=lambda: len(events(folder, "gate")) >= 4) == -signal.SIGTERM

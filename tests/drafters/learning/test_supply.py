@@ -29,7 +29,7 @@ def test_a_store_of_other_layers_is_emptied(tmp_path: Path) -> None:
     assert not (folder / "left").exists()
 
 
-def test_answers_under_rules_teach_the_tokens_that_the_rules_left(
+def test_answers_under_rules_teach_the_allowed_tokens(
     tmp_path: Path, learned_target: Path, answers: list[Answer]
 ) -> None:
     """The target would write another second half; without rules the answer counts as another model's."""

@@ -208,9 +208,7 @@ def adapters(learned_target: Path, tmp_path: Path) -> list[Owner]:
     return written
 
 
-def test_the_target_of_an_adapters_learner_has_the_adapter(
-    scripted: Turns, adapters: list[Owner], tmp_path: Path
-) -> None:
+def test_an_adapters_learner_has_the_adapter(scripted: Turns, adapters: list[Owner], tmp_path: Path) -> None:
     scripted.args.per = "adapter"
     sql, poems = (owners.make(tmp_path, owner) for owner in adapters)
     unknown = tmp_path / ADAPTERS / "asked a moment ago"

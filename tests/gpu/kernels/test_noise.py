@@ -8,14 +8,7 @@ from gpu_device import INTERPRETED, differing, moved
 
 from outrider.kernels.cpu import native
 from outrider.kernels.cuda import noise
-from outrider.kernels.noise import (
-    Purpose,
-    draft_keys,
-    torch_exponentials,
-    torch_numbers,
-    torch_streams,
-    torch_uniforms,
-)
+from outrider.kernels.noise import Purpose, draft_keys, torch_exponentials, torch_numbers, torch_streams, torch_uniforms
 
 VOCABULARY = [] if INTERPRETED else [151_936]
 

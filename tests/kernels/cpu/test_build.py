@@ -59,7 +59,3 @@ def test_the_key_follows_the_sources(monkeypatch, tmp_path):
     (tmp_path / "simd.h").write_text("changed")
     assert build._key("g++", ()) != before
     assert build._key("g++", ("-g",)) != before
-
-
-def test_a_compiler_without_tiles_is_known():
-    assert not build._knows_tiles("false")

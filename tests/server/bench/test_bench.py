@@ -17,17 +17,9 @@ from outrider.server.cli.main import main
 @pytest.mark.server
 def test_steps_prints_the_ratio_of_every_shape(tmp_path: Path) -> None:
     flags = (
-        "--shapes",
-        "1x1,2x3",
-        "--rounds",
-        "1",
-        "--threads",
-        "1",
-        "--breakdown",
-        str(tmp_path / "traces"),
-        "--json",
+        "--shapes", "1x1,2x3", "--rounds", "1", "--threads", "1", "--breakdown", str(tmp_path / "traces"), "--json",
         str(tmp_path / "steps.json"),
-    )
+    )  # fmt: skip
     done = run_forked("bench", "micro", "steps", *flags)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr

@@ -71,10 +71,3 @@ def assert_is_there(line: str) -> None:
     assert command in COMMANDS_OF_ALL
     assert command != "bench" or words[0] in COMMANDS
     assert words[0] != "micro" or words[1] in micro_cli.COMMANDS
-
-
-def test_one_must_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["bench"])
-    assert stop.value.code == 2
-    assert "COMMAND" in capsys.readouterr().err

@@ -30,7 +30,7 @@ def bench(folder: Path, *words: str) -> int:
 
 
 @pytest.mark.slow
-def test_drafters_are_compared_along_the_same_answers(
+def test_drafters_are_compared_on_the_same_answers(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     outputs = ["--json", str(tmp_path / "counts.json")]

@@ -56,9 +56,7 @@ def test_the_flag_below_one_is_named() -> None:
         harness.check_positive(args, "rounds", "new_tokens")
 
 
-def test_files_that_cannot_be_written_are_refused_before_the_measurement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritable_files_are_refused_before_the_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     harness.check_outputs(outputs("--json", str(tmp_path / "new.json"), "--plot", str(tmp_path / "new.png")))
     with pytest.raises(UserError, match=r"--json .*nowhere/x.json: the folder .*nowhere does not exist"):
         harness.check_outputs(outputs("--json", str(tmp_path / "nowhere" / "x.json")))

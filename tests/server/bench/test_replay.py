@@ -26,14 +26,10 @@ def recording(answers: int = 4, length: int = 60) -> Positions:
     lens = np.where(rng.random(count) < 0.5, LONGEST, 0)
     model, lookup = rng.random((count, GAMMA)), rng.random((count, LONGEST))
     return Positions(
-        np.arange(answers + 1) * length,
-        np.full(answers, 10),
-        model.astype(np.float16),
-        lookup.astype(np.float16),
+        np.arange(answers + 1) * length, np.full(answers, 10), model.astype(np.float16), lookup.astype(np.float16),
         rng.integers(0, GAMMA + 1, count).astype(np.int8),
-        np.minimum(rng.integers(0, LONGEST + 1, count), lens).astype(np.int8),
-        lens.astype(np.int8),
-    )
+        np.minimum(rng.integers(0, LONGEST + 1, count), lens).astype(np.int8), lens.astype(np.int8),
+    )  # fmt: skip
 
 
 def test_a_recording_round_trips(tmp_path):

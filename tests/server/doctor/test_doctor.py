@@ -100,9 +100,7 @@ def test_kernels_that_are_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("quota", "threads", "said"), [(1.5, "", "a quota of 1.5"), (None, "64", "OMP_NUM_THREADS=64")]
 )
-def test_processors_limited_by_quota_or_environment(
-    monkeypatch: pytest.MonkeyPatch, quota: float | None, threads: str, said: str
-) -> None:
+def test_limited_processors(monkeypatch: pytest.MonkeyPatch, quota: float | None, threads: str, said: str) -> None:
     monkeypatch.setattr(topology, "here", lambda: Topology((Core(0, (0,)), Core(0, (1,))), quota))
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
     assert said in only(machine.processors(), Status.WARNING).message

@@ -10,8 +10,5 @@ def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("tools") / "log"
     flags = ("--max-total-tokens", "4096", "--tool-call-parser", "hermes", "--planner", "verify-all")
     flags += ("--sampling-defaults", "model")
-    started = ForkedServer(log, *flags)
-    try:
-        yield started.wait_until_ready()
-    finally:
-        started.stop()
+    with ForkedServer(log, *flags) as started:
+        yield started

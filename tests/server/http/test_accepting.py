@@ -15,10 +15,10 @@ import httpx
 import pytest
 import uvicorn
 import uvloop
+from certificates import certificate
 from metrics_page import metric
 from running import Server
 
-from outrider.server.errors import UserError
 from outrider.server.http import listen
 from outrider.server.http.connections.acceptor import OpenConnections
 from outrider.server.http.connections.connection import protocol
@@ -92,12 +92,17 @@ async def ask(port: int, **options: Any) -> tuple[int, bytes]:
         return int(head.split()[1]), await reader.readexactly(int(length.partition(b":")[2]))
 
 
+async def fill(stack: contextlib.AsyncExitStack, port: int, connections: OpenConnections, **options: Any) -> None:
+    """Open as many connections as there may be."""
+    for _ in range(LIMIT):
+        await stack.enter_async_context(connected(port, **options))
+    await until(lambda: connections.count == LIMIT)
+
+
 def test_one_connection_too_many_is_answered_503_and_closed(run: Callable[..., None]) -> None:
     async def main(port: int, connections: OpenConnections) -> None:
         async with contextlib.AsyncExitStack() as stack:
-            for _ in range(LIMIT):
-                await stack.enter_async_context(connected(port))
-            await until(lambda: connections.count == LIMIT)
+            await fill(stack, port, connections)
             async with connected(port) as (reader, _):
                 head, _, body = (await asyncio.wait_for(reader.read(), SECONDS / 2)).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 503 ")
@@ -116,9 +121,7 @@ def test_one_connection_too_many_is_answered_503_and_closed(run: Callable[..., N
 def test_silent_connections_are_closed_in_time(run: Callable[..., None]) -> None:
     async def main(port: int, connections: OpenConnections) -> None:
         async with contextlib.AsyncExitStack() as stack:
-            for _ in range(LIMIT):
-                await stack.enter_async_context(connected(port))
-            await until(lambda: connections.count == LIMIT)
+            await fill(stack, port, connections)
             await until(lambda: connections.count == 0)
             assert await ask(port) == (200, b"ok")
 
@@ -138,31 +141,24 @@ def test_a_request_to_upgrade_is_answered_normally(run: Callable[..., None], cap
     assert not caplog.records
 
 
+Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
+
+
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+def contexts(tmp_path_factory: pytest.TempPathFactory) -> Contexts:
+    """TLS contexts: the server's, made from flags, and a client's."""
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")
-    folder = tmp_path_factory.mktemp("certificate")
-    files = str(folder / "crt"), str(folder / "key")
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command += ["-subj", "/CN=here", "-addext", "subjectAltName=IP:127.0.0.1", "-out", files[0], "-keyout", files[1]]
-    subprocess.run(command, check=True, capture_output=True)
-    return files
-
-
-def contexts(certificate: tuple[str, str]) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """TLS contexts: the server's, made from flags, and a client's."""
-    tls = Tls.of(Settings(ssl_certfile=certificate[0], ssl_keyfile=certificate[1]))
+    crt, key = certificate(tmp_path_factory.mktemp("certificate"), "here")
+    tls = Tls.of(Settings(ssl_certfile=crt, ssl_keyfile=key))
     assert tls is not None
-    return tls.context(), ssl.create_default_context(cafile=certificate[0])
+    return tls.context(), ssl.create_default_context(cafile=crt)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\n\r\n"])
-def test_a_handshake_that_does_not_end_or_fails_is_closed_in_time(
-    run: Callable[..., None], certificate: tuple[str, str], sent: bytes
-) -> None:
-    context, _ = contexts(certificate)
+def test_an_unfinished_handshake_is_closed(run: Callable[..., None], contexts: Contexts, sent: bytes) -> None:
+    context, _ = contexts
 
     async def main(port: int, connections: OpenConnections) -> None:
         async with connected(port) as (reader, writer):
@@ -176,30 +172,27 @@ def test_a_handshake_that_does_not_end_or_fails_is_closed_in_time(
     run(main, context)
 
 
-def test_handshakes_count_and_one_too_many_is_closed(run: Callable[..., None], certificate: tuple[str, str]) -> None:
-    context, client = contexts(certificate)
+def test_handshakes_count_and_one_too_many_is_closed(run: Callable[..., None], contexts: Contexts) -> None:
+    context, client = contexts
 
     async def main(port: int, connections: OpenConnections) -> None:
         assert await ask(port, ssl=client) == (200, b"ok")
         await until(lambda: connections.count == 0)
         async with contextlib.AsyncExitStack() as stack:
-            for _ in range(LIMIT):
-                await stack.enter_async_context(connected(port))
-            await until(lambda: connections.count == LIMIT)
+            await fill(stack, port, connections)
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 await ask(port, ssl=client)
         await until(lambda: connections.count == 0)
         async with contextlib.AsyncExitStack() as stack:
-            for _ in range(LIMIT):
-                await stack.enter_async_context(connected(port, ssl=client))
+            await fill(stack, port, connections, ssl=client)
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 await ask(port, ssl=client)
 
     run(main, context)
 
 
-def test_many_requests_through_tls(run: Callable[..., None], certificate: tuple[str, str]) -> None:
-    context, client = contexts(certificate)
+def test_many_requests_through_tls(run: Callable[..., None], contexts: Contexts) -> None:
+    context, client = contexts
 
     async def main(port: int, connections: OpenConnections) -> None:
         for _ in range(20):
@@ -238,11 +231,6 @@ def test_the_limit_is_below_that_of_the_system(soft: int, hard: int, wanted: int
     done = subprocess.run([sys.executable, "-c", LIMITS, asked], capture_output=True, text=True, check=True)
     limits = json.loads(done.stdout)
     assert limits[: len(expected)] == expected
-
-
-def test_impossible_numbers_of_connections() -> None:
-    with pytest.raises(UserError, match="--max-connections is a number from 1 to"):
-        Settings(max_connections=0)
 
 
 def test_the_metrics_count_connections(server: Server) -> None:

@@ -86,9 +86,7 @@ def run(coroutine: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"POST /ec", b"POST /echo HTTP/1.1\r\nHost: he", HEAD % 100, HEAD % 100 + b"some"])
-def test_an_unfinished_request_is_answered_408_and_closed(
-    echo: Echo, sent: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unfinished_request_is_answered_408(echo: Echo, sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
 
     async def main() -> None:

@@ -18,12 +18,9 @@ LONGEST = {"chat/completions": "max_completion_tokens", "responses": "max_output
 TOKENS = 8
 ENDS = {"message_stop", "response.completed", "response.incomplete"}
 FIELDS = {
-    "chat/completions": {"choices", "usage"},
-    "completions": {"choices", "usage"},
-    "count_tokens": {"input_tokens"},
-    "messages": {"content", "stop_reason", "usage"},
-    "responses": {"output", "status", "usage"},
-}
+    "chat/completions": {"choices", "usage"}, "completions": {"choices", "usage"}, "count_tokens": {"input_tokens"},
+    "messages": {"content", "stop_reason", "usage"}, "responses": {"output", "status", "usage"},
+}  # fmt: skip
 
 
 def route_of(request: dict[str, Any]) -> str:

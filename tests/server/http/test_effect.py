@@ -19,24 +19,16 @@ LIMITS = Limits(
     max_body_bytes=100_000, model=MODEL, vocab_size=100, context_length=64, max_choices=4, has_tool_parser=True
 )
 FORMS = {
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": TEXT,
-    "/v1/messages": MESSAGES,
-    "/v1/messages/count_tokens": COUNT,
+    "/v1/chat/completions": CHAT, "/v1/completions": TEXT, "/v1/messages": MESSAGES, "/v1/messages/count_tokens": COUNT,
     "/v1/responses": RESPONSES,
-}
+}  # fmt: skip
 NOISE = {
-    "unheard_of": None,
-    "refusal": [],
-    "audio": {},
+    "unheard_of": None, "refusal": [], "audio": {},
     "cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"},
-    "annotations": [{"type": "url_citation", "url": "http://here"}],
-    "encrypted_content": "gAAAAABo",
-    "prompt_cache_key": "a",
-    "safety_identifier": "b",
-    "service_tier": "flex",
+    "annotations": [{"type": "url_citation", "url": "http://here"}], "encrypted_content": "gAAAAABo",
+    "prompt_cache_key": "a", "safety_identifier": "b", "service_tier": "flex",
     "prediction": {"type": "content", "content": "Rain"},
-}
+}  # fmt: skip
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
 SCHEMA = {"type": "object", "properties": {}, "default": None, "enum": [], "annotations": {"cache_control": []}}
 

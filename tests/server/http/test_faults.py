@@ -58,11 +58,8 @@ def post_in_thread(server: Server, **headers: str) -> Future[httpx.Response]:
 @pytest.fixture
 def own_server(tmp_path: Path, small_target: SmallTarget) -> Iterator[Server]:
     flags = (*small_target.flags(), "--max-total-tokens", "4096", "--drain-seconds", "60")
-    started = ForkedServer(tmp_path / "log", *flags)
-    try:
-        yield started.wait_until_ready()
-    finally:
-        started.kill()
+    with ForkedServer(tmp_path / "log", *flags) as started:
+        yield started
 
 
 def test_a_killed_scheduler_ends_all_with_an_error(own_server: Server) -> None:
@@ -94,9 +91,8 @@ def test_a_killed_scheduler_ends_all_with_an_error(own_server: Server) -> None:
 def test_a_failing_detokenizer_ends_all_with_an_error(tmp_path: Path, small_target: SmallTarget) -> None:
     """SGLang's detokenizer has room for fewer requests than there are."""
     flags = (*small_target.flags("off"), "--max-total-tokens", "4096")
-    broken = ForkedServer(tmp_path / "log", *flags, SGLANG_DETOKENIZER_MAX_STATES="1")
-    try:
-        children = broken.wait_until_ready().children()
+    with ForkedServer(tmp_path / "log", *flags, SGLANG_DETOKENIZER_MAX_STATES="1") as broken:
+        children = broken.children()
         assert [*children] == ["scheduler"]
         answer = HTTP.post(broken.url + "/v1/completions", json=LONG | {"n": 2}, timeout=60)
         assert answer.status_code == 500
@@ -104,8 +100,6 @@ def test_a_failing_detokenizer_ends_all_with_an_error(tmp_path: Path, small_targ
         assert broken.process.wait(30) == 1
         assert broken.output().count("RuntimeError: Decode status not found") == 1
         wait_until(lambda: not any(child.is_running() for child in children.values()), 5)
-    finally:
-        broken.kill()
 
 
 def test_first_signal_drains_and_exits_with_zero(own_server: Server) -> None:
@@ -128,11 +122,8 @@ def test_first_signal_drains_and_exits_with_zero(own_server: Server) -> None:
 @pytest.fixture(scope="module")
 def locked_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("locked") / "log"
-    started = ForkedServer(log, *small_target.flags("off"), "--max-total-tokens", "4096", "--api-key", KEY)
-    try:
-        yield started.wait_until_ready()
-    finally:
-        started.kill()
+    with ForkedServer(log, *small_target.flags("off"), "--max-total-tokens", "4096", "--api-key", KEY) as started:
+        yield started
 
 
 def test_a_key_is_required_everywhere_but_by_probes(locked_server: Server) -> None:

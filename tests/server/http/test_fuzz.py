@@ -105,18 +105,11 @@ EDGES: list[Any] = [
     *(1e-3, 0.01, math.nextafter(0.01, 0), 1e-6, math.nextafter(1e-6, 0), 1e-7, 1e6, 1e7),
     *(2.0**-126, 2.0**-149, 1e-40, 1e-46, 2.0**-1022, 5e-324, 3.4028234e38, 3.5e38, -3.5e38, 1.7976931348623157e308),
     *(
-        math.nan,
-        math.inf,
-        -math.inf,
-        RAW + "1e400",
-        RAW + "-1e400",
-        RAW + "1e-400",
-        RAW + "9" * 5000,
-        RAW + "01",
+        math.nan, math.inf, -math.inf, RAW + "1e400", RAW + "-1e400", RAW + "1e-400", RAW + "9" * 5000, RAW + "01",
         RAW + "1e0",
     ),
     *(True, False, None, "1", [1], {"1": 1}),
-]
+]  # fmt: skip
 """Values at and around the limits of number types and our own bounds, and some of other types."""
 BOTH = (
     *("temperature", "top_p", "min_p", "top_k", "seed", "n", "max_tokens", "min_tokens"),
@@ -144,19 +137,15 @@ def operations(server: Server) -> list[APIOperation]:
 def run(strategy: st.SearchStrategy[Any], amount: int, check: Any) -> None:
     """Call `check` with as many examples; shows the first failing one unshrunk."""
     quiet = settings(
-        max_examples=amount,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=[*HealthCheck],
-        derandomize=True,
-    )
+        max_examples=amount, deadline=None, database=None, phases=[Phase.generate],
+        suppress_health_check=[*HealthCheck], derandomize=True,
+    )  # fmt: skip
     quiet(given(strategy)(check))()
 
 
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("mode", GenerationMode)
-def test_requests_within_and_outside_the_description(
+def test_described_requests(
     operations: list[APIOperation], mode: GenerationMode, request: pytest.FixtureRequest
 ) -> None:
     """Each answer's status, type and fields are described, and no answer is a 5xx."""

@@ -9,9 +9,8 @@ import httpx
 import psutil
 import pytest
 from metrics_page import metric
-from refusals import assert_refused
 from running import HTTP, Server
-from small_grammars import nested_repeats, slow_schema, small_schema
+from small_grammars import assert_refused, nested_repeats, slow_schema, small_schema
 
 TEXT = "/v1/completions"
 WAIT = 60

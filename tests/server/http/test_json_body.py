@@ -71,6 +71,7 @@ def test_a_text_counts_once_whatever_its_content() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
+        (b"{", "not valid JSON"),
         (b'{"a": NaN}', "not valid JSON"),
         (b'{"a": [1, 2, 3,]}', "not valid JSON"),
         (b'{"a": [' + b"1," * 20 + b"]}", "not valid JSON"),

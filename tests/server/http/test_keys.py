@@ -178,25 +178,6 @@ def test_a_replaced_link_is_a_change(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert [watched.key_usage(header(key)) is not None for key in made] == [False, True]
 
 
-def test_the_file_is_looked_at_again_and_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(access, "POLL_SECONDS", 0.01)
-    file = tmp_path / "keys.toml"
-    make(capsys, "old", "--api-keys", str(file))
-    watched = Access(None, file)
-    new = make(capsys, "new", "--api-keys", str(file))
-
-    async def main() -> None:
-        task = asyncio.create_task(watched.watch())
-        async with asyncio.timeout(10):
-            while watched.key_usage(header(new)) is None:
-                await asyncio.sleep(0.01)
-        task.cancel()
-
-    asyncio.run(main())
-
-
 def a_pipe(file: Path) -> None:
     os.mkfifo(file)
 

@@ -16,8 +16,6 @@ CLIENT_TOOLS = [
     {"name": tool["function"]["name"], "input_schema": tool["function"]["parameters"], "strict": True} for tool in TOOLS
 ]
 
-BAD_FORMAT = {"type": "json_schema", "schema": {"type": "x"}}
-
 
 def of_user(block: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [block]}]
@@ -187,9 +185,7 @@ def test_structured_output(server: Server) -> None:
         ({"speculation": {"enable": True}}, 400, "speculation.enable"),
     ],
 )
-def test_errors_are_anthropics_and_name_the_field(
-    server: Server, fields: dict[str, Any], status: int, param: str
-) -> None:
+def test_errors_name_the_field_as_anthropics(server: Server, fields: dict[str, Any], status: int, param: str) -> None:
     for stream in (False, True):
         body = ask(server, ASKED | fields | {"stream": stream}, status)
         assert body["type"] == "error"

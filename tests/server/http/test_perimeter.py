@@ -21,13 +21,9 @@ ENDLESS = 120
 SHORT = {"prompt": "1 2 3 1 2 3 1", "max_tokens": 4, "temperature": 0}
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "temperature": 0}
 ORDERS = {
-    "X-SMG-Routing-Key": "key",
-    "X-Data-Parallel-Rank": "none",
-    "X-Override-Priority": "high",
-    "X-Override-Bootstrap-Host": "evil.example",
-    "X-Sglext-Return-Input-Ids": "1",
-    "X-Sglext-Return-Output-Ids": "1",
-}
+    "X-SMG-Routing-Key": "key", "X-Data-Parallel-Rank": "none", "X-Override-Priority": "high",
+    "X-Override-Bootstrap-Host": "evil.example", "X-Sglext-Return-Input-Ids": "1", "X-Sglext-Return-Output-Ids": "1",
+}  # fmt: skip
 
 
 class Guarded:
@@ -47,20 +43,13 @@ class Guarded:
 def guarded_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Guarded]:
     metrics_port = free_port()
     flags = {
-        "--metrics-port": metrics_port,
-        "--max-receive-seconds": RECEIVE_SECONDS,
-        "--max-step-seconds": STEP_SECONDS,
-        "--lame-duck-seconds": LAME_DUCK_SECONDS,
-        "--max-running-requests": 4,
-        "--max-queued-requests": 1,
+        "--metrics-port": metrics_port, "--max-receive-seconds": RECEIVE_SECONDS, "--max-step-seconds": STEP_SECONDS,
+        "--lame-duck-seconds": LAME_DUCK_SECONDS, "--max-running-requests": 4, "--max-queued-requests": 1,
         "--max-total-tokens": 4096,
-    }
+    }  # fmt: skip
     words = [*small_target.flags(), *(str(word) for flag in flags.items() for word in flag)]
-    started = ForkedServer(tmp_path_factory.mktemp("guarded") / "log", *words)
-    try:
-        yield Guarded(started.wait_until_ready(), metrics_port)
-    finally:
-        started.kill()
+    with ForkedServer(tmp_path_factory.mktemp("guarded") / "log", *words) as started:
+        yield Guarded(started, metrics_port)
 
 
 def test_bodies_that_never_end_take_no_place_and_are_closed(guarded_server: Guarded) -> None:

@@ -240,13 +240,3 @@ def test_lines_of_json(capfd: pytest.CaptureFixture[str]) -> None:
     assert first["logger"] == logs.REQUESTS
     assert first["time"].endswith("+00:00")
     assert "ValueError: a bug" in second["exc_info"]
-
-
-def test_other_protocols_pass() -> None:
-    types = []
-
-    async def inner(scope: Any, receive: Any, send: Any) -> None:
-        types.append(scope["type"])
-
-    asyncio.run(Passed(inner).watch({"type": "lifespan"}, None, None))
-    assert types == ["lifespan"]

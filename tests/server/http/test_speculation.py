@@ -160,12 +160,7 @@ def test_a_trace_changes_no_token_and_names_every_one(server: Server) -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [
-        {},
-        {"n": 2, "temperature": 1.0, "seed": 3},
-        {"stop": ["again"]},
-        {"response_format": {"type": "json_object"}},
-    ],
+    [{}, {"n": 2, "temperature": 1.0, "seed": 3}, {"stop": ["again"]}, {"response_format": {"type": "json_object"}}],
     ids=["plain", "choices", "stop", "grammar"],
 )
 def test_the_trace_is_streamed_with_its_text(server: Server, more: dict[str, Any]) -> None:

@@ -12,13 +12,7 @@ from outrider.server.http.errors import ApiError
 from outrider.server.http.keys.access import KeyUsage
 from outrider.server.http.keys.admission import RequestAdmission
 from outrider.server.http.keys.key_file import Key
-from outrider.server.http.keys.token_limits import (
-    DAY_SECONDS,
-    MINUTE_SECONDS,
-    DayCount,
-    ServerClock,
-    TokenWindow,
-)
+from outrider.server.http.keys.token_limits import DAY_SECONDS, MINUTE_SECONDS, DayCount, ServerClock, TokenWindow
 
 MIDNIGHT = 20000 * DAY_SECONDS
 
@@ -43,6 +37,11 @@ class Choice:
 
 def key_usage_of(time: Time, **limits: Any) -> KeyUsage:
     return KeyUsage(Key(name="k", digest=b"", **limits), time)
+
+
+def begun(key_usage: KeyUsage) -> RequestAdmission:
+    key_usage.begin()
+    return RequestAdmission(key_usage)
 
 
 def refused(call: Any, *arguments: Any) -> ApiError:
@@ -135,8 +134,7 @@ def test_concurrent_requests_never_exceed_a_window(
 
     for after, prompt, choices, asked, share, seconds, leaves in requests:
         until(time.now + after)
-        key_usage.begin()
-        admission = RequestAdmission(key_usage)
+        admission = begun(key_usage)
         try:
             admission.add_choices(choices, 1)
             answer = admission.reserve(prompt, choices, asked, 1000, None)
@@ -170,11 +168,9 @@ def test_concurrent_requests_never_exceed_a_window(
 def test_a_request_reserves_its_maximum_and_returns_the_rest() -> None:
     time = Time()
     key_usage = key_usage_of(time, tokens_per_minute=100)
-    key_usage.begin()
-    one = RequestAdmission(key_usage)
+    one = begun(key_usage)
     assert one.reserve(10, 1, 60, 1000, None) == 60
-    key_usage.begin()
-    other = RequestAdmission(key_usage)
+    other = begun(key_usage)
     refusal = refused(other.reserve, 10, 1, 21, 1000, None)
     assert (refusal.status, refusal.code, refusal.retry_after) == (429, "token_limit_exceeded", 60)
     assert "100 tokens a minute and has 30 left; this request may take 31" in refusal.message
@@ -208,8 +204,7 @@ def test_requests_that_never_ran_are_free() -> None:
     time = Time()
     key_usage = key_usage_of(time, tokens_per_day=100)
     for waited in (False, True):
-        key_usage.begin()
-        admission = RequestAdmission(key_usage)
+        admission = begun(key_usage)
         admission.reserve(10, 1, 60, 1000, None)
         if waited:  # in the engine's queue, beyond its time limit
             admission.opened("a", Choice())
@@ -222,8 +217,7 @@ def test_requests_that_never_ran_are_free() -> None:
 def test_states_that_sglang_leaves_are_forgotten() -> None:
     forgotten, time = [], Time()
     key_usage = key_usage_of(time, tokens_per_day=100)
-    key_usage.begin()
-    admission = RequestAdmission(key_usage)
+    admission = begun(key_usage)
     admission.reserve(10, 1, 60, 1000, None)
 
     def forget(request_id: str) -> None:
@@ -243,8 +237,7 @@ def test_states_that_sglang_leaves_are_forgotten() -> None:
     assert admission.places == 0
     assert key_usage.day.taken(time.now) == 12
 
-    key_usage.begin()
-    admission = RequestAdmission(key_usage)
+    admission = begun(key_usage)
     admission.forget = forget
     admission.reserve(10, 1, 60, 1000, None)
     admission.opened("left", Choice(dispatched=False))
@@ -264,7 +257,7 @@ def test_states_that_sglang_leaves_are_forgotten() -> None:
         ({"tokens_per_minute": 5000}, None, 300),
     ],
 )
-def test_without_max_tokens_an_answer_is_as_long_as_it_may_be(
+def test_without_max_tokens_the_limits_bound_an_answer(
     limits: dict[str, int], most: int | None, answer: int | None
 ) -> None:
     key_usage = key_usage_of(Time(), **limits)
@@ -274,8 +267,7 @@ def test_without_max_tokens_an_answer_is_as_long_as_it_may_be(
 
 def test_several_prompts_share_a_requests_limit() -> None:
     key_usage = key_usage_of(Time(), max_tokens_per_request=100)
-    key_usage.begin()
-    admission = RequestAdmission(key_usage)
+    admission = begun(key_usage)
     admission.add_choices(2, 2)
     answers = [admission.reserve(10, 2, None, 1000, None) for _ in range(2)]
     assert answers == [20, 20]
@@ -285,8 +277,7 @@ def test_a_prompt_that_is_sent_for_each_choice_counts_once() -> None:
     """With a seed SGLang gets a prompt for each choice."""
     time = Time()
     key_usage = key_usage_of(time, tokens_per_day=1000)
-    key_usage.begin()
-    admission = RequestAdmission(key_usage)
+    admission = begun(key_usage)
     admission.add_choices(3, 2)
     for _ in range(6):
         admission.reserve(10, 1, 5, 1000, None)
@@ -305,11 +296,9 @@ def test_requests_above_the_limit_are_refused_for_good(limits: dict[str, int]) -
 
 def test_each_choice_counts() -> None:
     key_usage = key_usage_of(Time(), concurrency=4)
-    key_usage.begin()
-    one = RequestAdmission(key_usage)
+    one = begun(key_usage)
     one.add_choices(3, 1)
-    key_usage.begin()
-    two = RequestAdmission(key_usage)
+    two = begun(key_usage)
     refusal = refused(two.add_choices, 2, 1)
     assert (refusal.status, refusal.code) == (429, "concurrency_limit_exceeded")
     refusal = refused(two.add_choices, 2, 3)

@@ -1,4 +1,4 @@
-"""A real model's arguments follow the tools' schemas and arrive complete."""
+"""A real model's arguments follow the tools' schemas and arrive complete; unsupported schemas are refused."""
 
 import json
 import re
@@ -8,8 +8,8 @@ import httpx
 import jsonschema
 import pytest
 from asking import MODEL
-from refusals import assert_refused
 from running import HTTP, Server
+from small_grammars import assert_refused, nested_repeats, small_schema
 
 STRING = {"type": "string"}
 CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
@@ -177,3 +177,22 @@ def test_anchors_are_followed_without_a_warning(tool_server: Server) -> None:
         assert_refused(refused, "json_schema")
         assert_refused(post(tool_server, "completions", prompt="Say", regex=pattern), "regex")
     assert not re.search("anchor|regex_converter|fsm_builder|Lookahead", tool_server.output())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_error_names_the_tool_with_an_unsupported_schema(tool_server: Server, stream: bool) -> None:
+    good = tool("good", json.loads(small_schema("name")), strict=True)
+    slow = {"type": "object", "properties": {"a": {"type": "string", "pattern": nested_repeats(8)}}, "required": ["a"]}
+    for tools, index in (([tool("slow", slow, strict=True)], 0), ([good, tool("slow", slow, strict=True)], 1)):
+        response = post(tool_server, tools=tools, tool_choice="required", stream=stream)
+        assert_refused(response, f"tools[{index}].function.parameters", may_be_busy=True)
+    missing = tool(
+        "missing", {"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}, "required": ["a"]}, strict=True
+    )
+    response = post(tool_server, tools=[good, missing], tool_choice="required", stream=stream)
+    assert_refused(response, "tools[1].function.parameters")
+    large = tool(
+        "large", {"type": "object", "properties": {f"f{i}": {"type": "string"} for i in range(4000)}}, strict=True
+    )
+    assert_refused(post(tool_server, tools=[large]), "tools[0].function.parameters")
+    assert post(tool_server, tools=[good], tool_choice="required", max_tokens=8).status_code == 200

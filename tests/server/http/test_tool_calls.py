@@ -15,15 +15,10 @@ PROMPT = "What is the weather in Paris for three days, and where is a hotel near
 def ask(server: Server, *, stream: bool, drafts: bool, **fields: Any) -> tuple[str, list[tuple[str, str]], str, int]:
     """Content, calls, finish reason, and the number of accepted drafts."""
     asked: dict[str, Any] = {
-        "model": "SmolLM2-135M-Instruct",
-        "messages": [{"role": "user", "content": PROMPT}],
-        "tools": TOOLS,
-        "tool_choice": "required",
-        "temperature": 0,
-        "max_tokens": 160,
-        "extra_body": {"speculation": {"enabled": drafts}},
-        **fields,
-    }
+        "model": "SmolLM2-135M-Instruct", "messages": [{"role": "user", "content": PROMPT}], "tools": TOOLS,
+        "tool_choice": "required", "temperature": 0, "max_tokens": 160,
+        "extra_body": {"speculation": {"enabled": drafts}}, **fields,
+    }  # fmt: skip
     client = server.client()
     if not stream:
         whole = client.chat.completions.create(**asked)

@@ -67,15 +67,10 @@ class Engine:
             end = begin + run
             finish = {"type": "stop", "matched": ids[-1]} if end == len(ids) else None
             batch = {
-                "rids": [str(index)],
-                "decoded_texts": [""],
-                "decode_ids": [ids[begin:end]],
-                "read_offsets": [0],
-                "finished_reasons": [finish],
-                "no_stop_trim": [False],
-                "skip_special_tokens": [False],
+                "rids": [str(index)], "decoded_texts": [""], "decode_ids": [ids[begin:end]], "read_offsets": [0],
+                "finished_reasons": [finish], "no_stop_trim": [False], "skip_special_tokens": [False],
                 "spaces_between_special_tokens": [True],
-            }
+            }  # fmt: skip
             (new,) = detokenizer._decode_batch_token_id_output(SimpleNamespace(**batch))
             text += new
             logprobs = [(-float(token), token) for token in ids[:end]]
@@ -192,7 +187,7 @@ def whole(handler: ChatHandler, written: str) -> tuple[str, list[tuple[str, Any]
     return text.strip(), [(call.function.name or "", json.loads(call.function.arguments)) for call in calls or ()]
 
 
-def test_choices_reasoning_and_logprobs_are_the_same_too(
+def test_choices_and_reasoning_are_the_same(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(tokenizer)
@@ -274,9 +269,7 @@ def test_texts_of_tokens_equal_single_tokens(tokenizer: PreTrainedTokenizerBase)
         assert cut(random_runs(len(ids), draw)) == single
 
 
-def test_a_number_is_streamed_once_it_has_ended(
-    tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_number_is_streamed_when_whole(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(tokenizer)
     handler = handler_of(engine, monkeypatch, tools="hermes")
     ids = tokens(tokenizer, '<tool_call>{"name": "get_weather", "arguments": {"days": 125e-2}}</tool_call>')
@@ -284,7 +277,7 @@ def test_a_number_is_streamed_once_it_has_ended(
     assert loaded(assembled(chunks(handler))) == [("get_weather", {"days": 1.25})]
 
 
-def test_an_end_of_a_call_within_a_string_ends_no_call(
+def test_an_end_within_a_string_ends_no_call(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = [("get_weather", {"city": 'a </tool_call> "b" <tool_call>{"name": 1}', "days": 1}), HOTEL]

@@ -13,20 +13,8 @@ from outrider.server.machine import hardware
 from outrider.server.model.families import SERVED, TRANSFORMERS
 
 ROUNDED_ALIKE = {
-    "abs",
-    "add",
-    "clamp",
-    "clone",
-    "copy",
-    "div",
-    "floor",
-    "ge",
-    "gt",
-    "lt",
-    "masked_fill",
-    "maximum",
-    "min",
-}
+    "abs", "add", "clamp", "clone", "copy", "div", "floor", "ge", "gt", "lt", "masked_fill", "maximum", "min",
+}  # fmt: skip
 ROUNDED_ALIKE |= {"mul", "multiply", "neg", "pow", "relu", "sqrt", "square", "sub", "true_divide", "where"}
 ROUNDED_ALIKE |= {"cos", "exp", "expm1", "log", "reciprocal", "rsqrt", "sin", "tanh"}
 """Torch functions with position-independent bits (tests/kernels/test_pointwise.py)."""

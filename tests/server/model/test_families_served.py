@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import tiny_families
 import torch
-from gguf_models import PROMPT
+from gguf_models import PROMPT, greedy
 from metrics_page import metric
 from running import HTTP, ForkedServer, Server
 
@@ -35,11 +35,9 @@ def test_answers_equal_transformers(architecture: str, tmp_path: Path, request: 
         pytest.skip("--exhaustive starts a server for it")
     model = tiny_families.write(architecture, tmp_path / "tiny")
     flags = ("--max-total-tokens", "512", "--dtype", "float32", "--log-level", "info")
-    server = ForkedServer(tmp_path / "log", "--model", str(tmp_path / "tiny"), *flags)
-    try:
-        server.wait_until_ready()
+    with ForkedServer(tmp_path / "log", "--model", str(tmp_path / "tiny"), *flags) as server:
         bias = dict.fromkeys(FEW, 100.0)
-        free, biased = greedy(model, {}), greedy(model, bias)
+        free, biased = greedy(model, TOKENS), greedy(model, TOKENS, bias)
         for speculates in (True, False):
             choice = ask(server, speculates, {"logprobs": 3})
             assert choice["token_ids"] == free[0]
@@ -48,8 +46,6 @@ def test_answers_equal_transformers(architecture: str, tmp_path: Path, request: 
         assert drafted(server) > 0
         one_call = f"{model.config.get_text_config().num_hidden_layers} layers run in one call" in server.output()
         assert one_call == (architecture in tiny_families.IN_ONE_CALL)
-    finally:
-        server.stop()
 
 
 def ask(server: Server, speculates: bool, more: dict[str, Any]) -> dict[str, Any]:
@@ -64,20 +60,6 @@ def ask(server: Server, speculates: bool, more: dict[str, Any]) -> dict[str, Any
 
 def drafted(server: Server) -> float:
     return metric(server.url, "outrider_accepted_tokens_total")
-
-
-@torch.inference_mode()
-def greedy(model: torch.nn.Module, bias: dict[int, float]) -> tuple[list[int], list[float]]:
-    """Transformers' greedy answer, and its log-probabilities without the bias."""
-    ids, logprobs = list(PROMPT), []
-    for _ in range(TOKENS):
-        logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].float()
-        biased = logits.clone()
-        for token, value in bias.items():
-            biased[token] += value
-        ids.append(int(biased.argmax()))
-        logprobs.append(float(torch.log_softmax(logits, -1)[ids[-1]]))
-    return ids[len(PROMPT) :], logprobs
 
 
 def assert_close(found: list[float], expected: list[float]) -> None:

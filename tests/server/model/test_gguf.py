@@ -63,9 +63,7 @@ def test_weights_equal_transformers(tmp_path: Path, architecture: str, kind: str
 @COMPILED
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("kinds", [{}, {"attn_v.weight": "MXFP4", "ffn_up.weight": "Q5_1"}], ids=["one", "mixed"])
-def test_products_have_the_bits_of_the_expanded_weights(
-    tmp_path: Path, dtype: torch.dtype, kinds: dict[str, str]
-) -> None:
+def test_products_have_the_bits_of_expanded_weights(tmp_path: Path, dtype: torch.dtype, kinds: dict[str, str]) -> None:
     file = tiny_gguf.write(tmp_path / "tiny.gguf", "llama", "Q4_1", kinds=kinds)
     expected = theirs(file)
     weights = GgufWeights(gguf_model.prepare(file, "tiny"))

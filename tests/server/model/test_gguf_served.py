@@ -1,27 +1,16 @@
 """Tiny GGUF files, served in float32: answers equal transformers'."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import gguf_models
 import pytest
 import torch
-from gguf_models import PROMPT, logprobs
-from running import HTTP, ForkedServer, Server
+from gguf_models import PROMPT
+from running import HTTP, ForkedServer
 
 SERVED = (
-    "qwen3moe",
-    "qwen3",
-    "qwen2",
-    "smollm3",
-    "granite",
-    "gemma3",
-    "phi3",
-    "phi3-long",
-    "phi3-partial",
-    "olmo2",
-    "yarn",
-)
+    "qwen3moe", "qwen3", "qwen2", "smollm3", "granite", "gemma3", "phi3", "phi3-long", "phi3-partial", "olmo2", "yarn",
+)  # fmt: skip
 ALWAYS = ("qwen3moe", "qwen3")
 TURN_END = "qwen3"
 """Its file names only the token that ends a turn."""
@@ -39,14 +28,14 @@ def test_answers_equal_transformers(name: str, tmp_path: Path, request: pytest.F
         pytest.skip("--exhaustive starts a server for it")
     file = tmp_path / "tiny.gguf"
     model = gguf_models.write(name, file, "Q8_0")
-    ids, expected = greedy(model)
+    ids, expected = gguf_models.greedy(model, TOKENS)
     whole = max(i for i in range(TOKENS) if ids[i] not in ids[:i])  # tokens before the end of the answer
     if name == TURN_END:
         gguf_models.write(name, file, "Q8_0", ids[whole])
     flags = ("--model", str(file), "--dtype", "float32", "--max-total-tokens", "512")
     flags += FLAGS.get(name, ())
     flags += ("--log-level", "info") if name in IN_ONE_CALL else ()
-    for server in started(tmp_path, *flags):
+    with ForkedServer(tmp_path / "log", *flags) as server:
         for speculates in (True, False):
             body = {
                 "model": "tiny", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "logprobs": 3,
@@ -63,21 +52,3 @@ def test_answers_equal_transformers(name: str, tmp_path: Path, request: pytest.F
                 assert ended["usage"]["completion_tokens"] == whole + 1
         if name in IN_ONE_CALL:
             assert f"{gguf_models.LAYERS} layers run in one call" in (tmp_path / "log").read_text()
-
-
-def started(folder: Path, *flags: str) -> Iterator[Server]:
-    server = ForkedServer(folder / "log", *flags)
-    try:
-        yield server.wait_until_ready()
-    finally:
-        server.stop()
-
-
-def greedy(model: torch.nn.Module) -> tuple[list[int], list[float]]:
-    """The tokens of a greedy answer and their log-probabilities."""
-    ids, logps = list(PROMPT), []
-    for _ in range(TOKENS):
-        best = logprobs(model, ids)[-1].max(-1)
-        logps.append(best.values.item())
-        ids.append(int(best.indices))
-    return ids[len(PROMPT) :], logps

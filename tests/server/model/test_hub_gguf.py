@@ -64,13 +64,9 @@ def hub(tmp_path: Path) -> Iterator[str]:
     even = tiny_gguf.write(tmp_path / "a.gguf", kind="Q8_0").read_bytes()
     odd = tiny_gguf.write(tmp_path / "b.gguf", kind="Q4_1").read_bytes()
     Hub.files = {
-        "README.md": b"text",
-        "mmproj-tiny-Q4_K_M.gguf": b"no model",
-        "tiny-Q4_1.gguf": odd,
-        "tiny-Q8_0.gguf": even,
-        "Q6_K/tiny-Q6_K-00001-of-00002.gguf": even,
-        "Q6_K/tiny-Q6_K-00002-of-00002.gguf": odd,
-    }
+        "README.md": b"text", "mmproj-tiny-Q4_K_M.gguf": b"no model", "tiny-Q4_1.gguf": odd, "tiny-Q8_0.gguf": even,
+        "Q6_K/tiny-Q6_K-00001-of-00002.gguf": even, "Q6_K/tiny-Q6_K-00002-of-00002.gguf": odd,
+    }  # fmt: skip
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}"

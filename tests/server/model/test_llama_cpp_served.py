@@ -45,11 +45,8 @@ def test_float_and_rounded_activations(server: Server, tmp_path: Path) -> None:
         top = [reader.logprobs(ids, model.config["vocab_size"]).topk(ASKED) for ids in prompts]
     theirs, likeliest = torch.stack([row.values for row in top]), [row.indices for row in top]
     exact = (served(server, prompts, tokenizer, likeliest) - theirs).abs()
-    rounding = ForkedServer(tmp_path / "served", "--activations", "int8", "--max-total-tokens", "1024")
-    try:
-        rounded = (served(rounding.wait_until_ready(), prompts, tokenizer, likeliest) - theirs).abs()
-    finally:
-        rounding.stop()
+    with ForkedServer(tmp_path / "served", "--activations", "int8", "--max-total-tokens", "1024") as rounding:
+        rounded = (served(rounding, prompts, tokenizer, likeliest) - theirs).abs()
     assert exact.nanmean() < CLOSE
     assert rounded.nanmean() < NO_WORSE * exact.nanmean()
     assert not exact.isnan().any()

@@ -95,7 +95,3 @@ def test_a_drafter_that_has_learned_more_begins_anew() -> None:
     show(outcomes, later, [0.9], 1)
     outcomes.flush()
     assert registry.get_sample_value("outrider_adapter_drafted_tokens_total", {"adapter": "a"}) == GAMMA * (FIRST + 1)
-
-
-def test_only_servers_with_adapters_count_them() -> None:
-    assert AdapterOutcomes.of(SimpleNamespace(lora_manager=None), GAMMA) is None

@@ -73,16 +73,11 @@ REQUESTS = st.fixed_dictionaries(
     optional={
         "stop": st.lists(st.sampled_from(STRINGS), min_size=1, max_size=3),
         "stop_regex": st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=2),
-        "stop_token_ids": st.sampled_from([{42}, {198, 30}]),
-        "max_new_tokens": st.integers(1, 40),
-        "min_new_tokens": st.just(1),
-        "ignore_eos": st.just(True),
-        "no_stop_trim": st.just(True),
-        "skip_special_tokens": st.just(False),
-        "stream_interval": st.integers(1, 4),
-        "reasoning": st.just(True),
+        "stop_token_ids": st.sampled_from([{42}, {198, 30}]), "max_new_tokens": st.integers(1, 40),
+        "min_new_tokens": st.just(1), "ignore_eos": st.just(True), "no_stop_trim": st.just(True),
+        "skip_special_tokens": st.just(False), "stream_interval": st.integers(1, 4), "reasoning": st.just(True),
     },
-)
+)  # fmt: skip
 
 
 def singly(tokens: list[int]) -> list[list[int]]:
@@ -131,13 +126,9 @@ def test_runs_of_any_length_give_the_answer_of_single_tokens(data, tokens, reque
 )
 def test_without_one_of_the_hooks_some_answer_differs(hook):
     @settings(
-        max_examples=2000,
-        deadline=None,
-        database=None,
-        derandomize=True,
-        phases=[Phase.generate],
+        max_examples=2000, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
         report_multiple_bugs=False,
-    )
+    )  # fmt: skip
     @given(st.data(), token_ids(), REQUESTS)
     def find(data, tokens, request):
         check(data.draw(in_runs(tokens)), request, but=hook)

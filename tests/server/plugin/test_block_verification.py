@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from block_faults import every_test_by_the_scale
+from faults import every_test_by_the_scale
 from measured_acceptance import Acceptance, Batch, Text, Verified
 
 from outrider.kernels import acceptance

@@ -25,10 +25,6 @@ def test_pages_lie_where_sglang_expects_them(count: int, page_size: int) -> None
         assert list(page) == tensor[page_size : 2 * page_size].flatten().tolist()
 
 
-def test_without_state_there_is_no_pool() -> None:
-    assert SlotPool.of([], 1) is None
-
-
 def test_servers_with_different_slot_sizes_are_no_pair() -> None:
     """SGLang would write past them, or pair keys with values."""
     manager = SimpleNamespace(kv_args=SimpleNamespace(kv_item_lens=[64, 64, 4, 8]))

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from chi_square import distance
 from enumeration import Enumeration, Found, exact
 from measured_acceptance import Acceptance, Batch, Kind, Text, Verified
 from planning import curve_cost
-from power import distance
 from table_models import DenoisingModel, TableModel
 
 from outrider.drafters import lookup_first
@@ -158,22 +158,16 @@ SCENES = {
     "denoising, lookups": Scene(lambda: Threshold(0.1), steps=2, lookup=3, length=6),
     "ends": Scene(together(one_budget), PAIR, model=2, length=4, also={"ends": (1,)}),
     "one not planned": Scene(
-        together(one_budget),
-        PAIR,
-        model=2,
-        length=4,
+        together(one_budget), PAIR, model=2, length=4,
         also={"options": [RequestOptions(), RequestOptions(planned=False)]},
     ),
     "calibrated": Scene(
-        together(one_budget),
-        PAIR,
-        model=2,
-        length=4,
+        together(one_budget), PAIR, model=2, length=4,
         also={"calibration": CalibrationTable.of(dict.fromkeys(CLASSES, Calibration((2.0, 0.5), (0.3, -0.2))), 2)},
     ),
     "greedy beside": Scene(together(one_budget), (SAMPLED, GREEDY), model=2, length=4),
     "seeded beside": Scene(together(one_budget), (SAMPLED, Kind(seed=5)), model=2, length=4),
-}
+}  # fmt: skip
 
 
 DIFFER = {"threshold", "synchronous", "several steps looked at", "held plans", "lookups and models together"}

@@ -2,25 +2,22 @@
 distribution. The vocabulary has several ways to split forced text, so the target often refuses a forced token."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
 import xgrammar
+from chi_square import distance
 from enumeration import Enumeration, Found, exact
-from measured_acceptance import Acceptance, Batch, Kind, Text
-from power import distance
+from measured_acceptance import Acceptance, Batch, Kind, Text, ruled_logits
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 from table_models import TableModel
 
 from outrider.drafters.lookup_first import LookupFirst
 from outrider.drafters.ngram import NgramDrafter
-from outrider.drafters.slot_tokens import SlotTokens
 from outrider.scheduler.baselines import Threshold, VerifyAll
 from outrider.scheduler.contract import Planner
 from outrider.server.plugin.decode import grammar_drafts
 from outrider.server.plugin.decode.grammar_drafts import GrammarDrafts
-from outrider.server.plugin.decode.logit_rules import LogitRules
 from outrider.server.plugin.grammars.backend import BoundedGrammar
 from outrider.server.plugin.grammars.forced import ForcedText, Spelling
 
@@ -30,24 +27,14 @@ VOCAB, END, GAMMA, LENGTH = 5, 4, 3, 4
 PROMPT = (0, 2, 1, 0)
 """Its last token is the first of the answer for the grammar, see `Enumeration`."""
 ALTERNATIVES = ("abacbab", "acbabac")
-LOGITS = torch.tensor(
-    [
-        [1.0, 0.4, 0.9, 0.7, -3.0],
-        [0.2, 0.6, 0.5, 0.1, -3.0],
-        [0.9, 0.3, 0.8, -0.4, -3.0],
-        [0.1, 0.8, 0.2, 0.3, -3.0],
-        [0.0, 0.0, 0.0, 0.0, 0.0],
-    ]
-)
-Q = torch.tensor(
-    [
-        [0.2, 0.3, 0.2, 0.3, 0.0],
-        [0.4, 0.2, 0.3, 0.1, 0.0],
-        [0.3, 0.3, 0.2, 0.2, 0.0],
-        [0.1, 0.3, 0.5, 0.1, 0.0],
-        [0.25, 0.25, 0.25, 0.25, 0.0],
-    ]
-)
+LOGITS = torch.tensor([
+    [1.0, 0.4, 0.9, 0.7, -3.0], [0.2, 0.6, 0.5, 0.1, -3.0], [0.9, 0.3, 0.8, -0.4, -3.0], [0.1, 0.8, 0.2, 0.3, -3.0],
+    [0.0, 0.0, 0.0, 0.0, 0.0],
+])  # fmt: skip
+Q = torch.tensor([
+    [0.2, 0.3, 0.2, 0.3, 0.0], [0.4, 0.2, 0.3, 0.1, 0.0], [0.3, 0.3, 0.2, 0.2, 0.0], [0.1, 0.3, 0.5, 0.1, 0.0],
+    [0.25, 0.25, 0.25, 0.25, 0.0],
+])  # fmt: skip
 CONFIDENCE = torch.full((GAMMA, VOCAB), 0.7)
 KINDS = {"sampled": Kind(1.2), "greedy": Kind(0.0)}
 
@@ -80,32 +67,7 @@ def answer_of(text: Text) -> Text:
     return text[len(PROMPT) - 1 :]
 
 
-def logits(batch: Batch) -> torch.Tensor:
-    history = SlotTokens(batch.page_table.numel())
-    for row, item in enumerate(batch.items):
-        history.write(batch.page_table[row, : len(item.text) - 1].long(), torch.tensor(item.text[:-1]))
-    params = SimpleNamespace(frequency_penalty=0.0, presence_penalty=0.0, repetition_penalty=1.0, min_new_tokens=0)
-    reqs = [
-        SimpleNamespace(
-            origin_input_ids=list(PROMPT[:-1]),
-            sampling_params=params,
-            grammar=grammar(answer_of(item.text)),
-            finished=lambda: False,
-        )
-        for item in batch.items
-    ]
-    info = SimpleNamespace(acc_additive_penalties=None, logit_bias=None, vocab_size=VOCAB, grammar_mask=None)
-    return LogitRules(history, batch.page_table).verified(
-        SimpleNamespace(reqs=reqs, sampling_info=info, req_pool_indices=torch.arange(len(reqs))),
-        SimpleNamespace(next_token_logits=LOGITS[batch.flat.input_ids]),
-        batch.flat,
-        torch.tensor([item.text[-1] for item in batch.items]),
-        batch.draft.tokens,
-        batch.seq_lens,
-        longest=int(batch.seq_lens.max()),
-        exact=True,
-        barrier=None,
-    )
+logits = ruled_logits(LOGITS, PROMPT, grammar)
 
 
 def believing(batch: Batch) -> torch.Tensor:

@@ -37,12 +37,9 @@ SCHEMA: dict[str, Any] = {
     },
 }
 STYLES: dict[str, dict[str, Any]] = {
-    "compact": {"separators": (",", ":")},
-    "one line": {},
-    "two spaces": {"indent": 2},
-    "four spaces": {"indent": 4},
+    "compact": {"separators": (",", ":")}, "one line": {}, "two spaces": {"indent": 2}, "four spaces": {"indent": 4},
     "tabs": {"indent": "\t"},
-}
+}  # fmt: skip
 LONGEST = 15
 
 

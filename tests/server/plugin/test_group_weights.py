@@ -20,14 +20,10 @@ from outrider.server.settings.settings import Settings
 
 HIDDEN, MLP, HEADS, KV_HEADS, WIDTH, VOCAB, LAYERS = 128, 256, 4, 2, 32, 96, 2
 PRODUCTS = {
-    "self_attn.q_proj": (HEADS * WIDTH, HIDDEN),
-    "self_attn.k_proj": (KV_HEADS * WIDTH, HIDDEN),
-    "self_attn.v_proj": (KV_HEADS * WIDTH, HIDDEN),
-    "self_attn.o_proj": (HIDDEN, HEADS * WIDTH),
-    "mlp.gate_proj": (MLP, HIDDEN),
-    "mlp.up_proj": (MLP, HIDDEN),
-    "mlp.down_proj": (HIDDEN, MLP),
-}
+    "self_attn.q_proj": (HEADS * WIDTH, HIDDEN), "self_attn.k_proj": (KV_HEADS * WIDTH, HIDDEN),
+    "self_attn.v_proj": (KV_HEADS * WIDTH, HIDDEN), "self_attn.o_proj": (HIDDEN, HEADS * WIDTH),
+    "mlp.gate_proj": (MLP, HIDDEN), "mlp.up_proj": (MLP, HIDDEN), "mlp.down_proj": (HIDDEN, MLP),
+}  # fmt: skip
 JOINED = {
     "self_attn.qkv_proj": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
     "self_attn.o_proj": ["self_attn.o_proj"],

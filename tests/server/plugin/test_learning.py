@@ -143,15 +143,11 @@ def request(
 ) -> Request:
     params = RequestOptions(learn=learn, **options).to_custom_params()
     return Request(
-        rid=rid,
-        lora_id=lora_id,
+        rid=rid, lora_id=lora_id,
         sampling_params=SamplingParams(custom_params=params, top_k=top_k, temperature=0.7, json_schema=json_schema),
-        origin_input_ids=[1, 2, 3],
-        output_ids_through_stop=[4, 5, 6],
-        finished_reason=reason or FINISH_LENGTH(3),
-        multimodal_inputs=None,
-        to_finish=None,
-    )
+        origin_input_ids=[1, 2, 3], output_ids_through_stop=[4, 5, 6], finished_reason=reason or FINISH_LENGTH(3),
+        multimodal_inputs=None, to_finish=None,
+    )  # fmt: skip
 
 
 def keeping(store: AnswerStore) -> AnswerKeeper:
@@ -237,8 +233,3 @@ def test_a_full_disk_is_logged_once_and_harmless(tmp_path: Path, caplog: pytest.
         keeper.finished(req)
     keeper.save()
     assert len([record for record in caplog.records if "cannot be kept" in record.message]) == 1
-
-
-def test_options_are_empty_by_default() -> None:
-    assert not RequestOptions().learn
-    assert RequestOptions(learn=True).to_custom_params() is not None

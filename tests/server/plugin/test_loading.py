@@ -119,9 +119,7 @@ def test_planners_are_made_from_the_profile(tmp_path: Path) -> None:
         assert planner.cost is calibration is None
 
 
-def test_a_calibration_of_another_verification_is_used_and_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_calibration_of_another_verification_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     table = CalibrationTable.of({}, 3, verification="token")
     store.save(profile(), tmp_path, table.to_json())
     config = PluginConfig(drafter="ngram", profile=str(tmp_path / "epyc"))

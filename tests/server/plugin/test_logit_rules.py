@@ -14,12 +14,9 @@ STOP = 5
 
 def request(**penalties):
     params = {
-        "frequency_penalty": 0.0,
-        "presence_penalty": 0.0,
-        "repetition_penalty": 1.0,
-        "min_new_tokens": 0,
+        "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0,
         "stop_token_ids": {7},
-    }
+    }  # fmt: skip
     return SimpleNamespace(
         sampling_params=SimpleNamespace(**(params | penalties)),
         eos_token_ids={STOP},

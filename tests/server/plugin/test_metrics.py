@@ -1,11 +1,15 @@
-"""Speculation's counters, and detection of a useless drafter."""
+"""Speculation's counters and the page's data, and detection of a useless drafter."""
+
+import json
 
 import numpy as np
 import pytest
 from planning import step_drafts
 
-from outrider.scheduler.calibration.classes import CLASSES
-from outrider.scheduler.contract import Budget
+from outrider.scheduler.calibration.classes import CLASSES, SOURCES
+from outrider.scheduler.contract import Budget, PlannedCurve
+from outrider.server.http.routes.live import merged
+from outrider.server.plugin.decode.live import CURVE_POINTS, snapshot
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 
 GAMMA = 4
@@ -32,16 +36,10 @@ def test_positions_after_a_rejection_are_unobserved(metrics, value):
     assert [value("outrider_verified_position_total", position=k, **GREEDY) for k in (1, 2, 3, 4)] == [3, 2, 1, 0]
     assert [value("outrider_accepted_position_total", position=k, **GREEDY) for k in (1, 2, 3, 4)] == [2, 1, 1, 0]
     assert [value("outrider_expected_position_total", position=k, **GREEDY) for k in (1, 2, 3, 4)] == [1.5, 1, 0.5, 0]
-    assert value("outrider_drafted_tokens_total") == 16
-    assert value("outrider_budget_tokens_total") == 9
-    assert value("outrider_verified_tokens_total") == 8
-    assert value("outrider_accepted_tokens_total") == 4
-    assert value("outrider_wasted_tokens_total") == 4
-    assert value("outrider_accepted_length_sum") == 8
-    assert value("outrider_accepted_length_count") == 4
-    assert value("outrider_decode_steps_total") == 1
-    assert value("outrider_request_steps_total") == 4
-    assert value("outrider_undrafted_steps_total") == 0
+    counts = {"drafted_tokens": 16, "budget_tokens": 9, "verified_tokens": 8}
+    counts |= {"accepted_tokens": 4, "wasted_tokens": 4, "decode_steps": 1, "request_steps": 4, "undrafted_steps": 0}
+    assert {name: value(f"outrider_{name}_total") for name in counts} == counts
+    assert [value(f"outrider_accepted_length_{part}") for part in ("sum", "count")] == [8, 4]
     observe(metrics, [0], [0], [1], budget=Budget(draft=False, tokens=0))
     assert value("outrider_undrafted_steps_total") == 1
 
@@ -63,9 +61,8 @@ def test_each_case_is_counted_separately(metrics, value):
 
 def test_tokens_after_an_answers_end_are_not_counted(metrics, value):
     observe(metrics, [2], [2], [3], tokens=[2])  # the second draft ended the answer
-    assert value("outrider_accepted_tokens_total") == 2
-    assert value("outrider_accepted_length_sum") == 2
-    assert value("outrider_accepted_length_count") == 1
+    names = ("accepted_tokens_total", "accepted_length_sum", "accepted_length_count")
+    assert [value(f"outrider_{name}") for name in names] == [2, 2, 1]
 
 
 def test_the_calibration_error_can_be_read_from_the_bins(metrics, value):
@@ -111,3 +108,51 @@ def test_a_collapsed_drafter_is_reported_and_recovers(metrics, value, caplog):
     for _ in range(5):
         observe(metrics, four, four, [3] * 1024)
     assert value("outrider_acceptance_collapsed") == 0
+
+
+def test_totals_by_source(registry) -> None:
+    metrics = SpeculationMetrics(3, "test", registry)
+    confidence = np.array([[0.9, 0.8, 0.7], [0.9, 0.8, 0.7], [0.5, 0.5, 0.5]], dtype=np.float32)
+    classes = np.array([CLASSES.index(case) for case in ("greedy, model", "sampled, model", "seeded, lookup")])
+    lens, accepted = np.array([3, 3, 2]), np.array([4, 2, 3])
+    for _ in range(2):
+        metrics.drafted(
+            step_drafts(confidence, lens, accepted, draft_lens=lens, classes=classes, budget=Budget(True, 9))
+        )
+        metrics.observe_time(0.5, 0.4)
+        metrics.observe_prefill(64, 0.25)
+        metrics.flush()
+    shown = snapshot(metrics, None)
+    assert json.loads(json.dumps(shown)) == shown
+    assert (shown["steps"], shown["request_steps"], shown["tokens"]) == (2, 6, 18)
+    assert (shown["budget"], shown["verified"], shown["accepted"], shown["wasted"]) == (18, 16, 12, 4)
+    none = {"drafts": 0, "accepted": 0}
+    assert shown["sources"] == {
+        "model": {"drafts": 4, "accepted": 8}, "lookup": {"drafts": 2, "accepted": 4}, "across": none, "grammar": none,
+    }  # fmt: skip
+    assert sum(shown["calibration"]["model"]["observed"]) == 10
+    assert sum(shown["calibration"]["lookup"]["expected"]) == 2
+    assert (shown["timed_steps"], shown["step_seconds"]) == (2, 1.0)
+    assert (shown["chunks"], shown["chunk_seconds"]) == (2, 0.5)
+    assert shown["curve"] is None
+
+
+def test_without_a_drafter_there_are_no_positions(registry) -> None:
+    shown = snapshot(SpeculationMetrics(0, "off", registry), None)
+    assert shown["sources"] == {source: {"drafts": 0, "accepted": 0} for source in SOURCES}
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_ends(metrics) -> None:
+    curve = PlannedCurve(np.arange(1001) / 4, np.linspace(10, 20, 1001), 5, (3.0, 12.0))
+    shown = snapshot(metrics, curve)["curve"]
+    assert len(shown["tokens"]) == len(shown["throughput"]) == CURVE_POINTS
+    assert (shown["tokens"][0], shown["tokens"][-1], shown["requests"]) == (0, 250, 5)
+    assert shown["chosen"] == [3.0, 12.0]
+
+
+def test_engines_are_summed_and_the_busiest_shows_its_curve() -> None:
+    one = {"steps": 2.0, "levels": {"met": 1}, "bins": [1, 2], "requests": {"running": 1}, "curve": {"requests": 1}}
+    two = {"steps": 3.0, "levels": {"met": 2}, "bins": [3, 4], "requests": {"running": 5}, "curve": {"requests": 5}}
+    assert merged([one, two]) == {
+        "steps": 5.0, "levels": {"met": 3}, "bins": [4, 6], "requests": {"running": 6}, "curve": {"requests": 5},
+    }  # fmt: skip

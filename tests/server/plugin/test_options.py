@@ -5,19 +5,9 @@ import pytest
 from outrider.server.plugin.options import DEFAULTS, KEY, RequestOptions
 
 TOLD = RequestOptions(
-    enabled=False,
-    gamma=3,
-    planned=False,
-    replayed=True,
-    min_tokens_per_second=12.5,
-    trace=True,
-    learn=True,
-    learner="a",
-    corpus="me",
-    stored=False,
-    learned="0001",
-    adapter="a",
-)
+    enabled=False, gamma=3, planned=False, replayed=True, min_tokens_per_second=12.5, trace=True, learn=True,
+    learner="a", corpus="me", stored=False, learned="0001", adapter="a",
+)  # fmt: skip
 
 
 def test_options_round_trip():

@@ -15,7 +15,6 @@ from outrider.drafters.dummy import FixedDrafter
 from outrider.scheduler.calibration.classes import CLASSES
 from outrider.scheduler.calibration.model import Calibration
 from outrider.scheduler.calibration.table import CalibrationTable, parameters_of_each
-from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.decode.optional.learning import WINDOW
 from outrider.server.plugin.decode.optional.owner_drafters import OwnerDrafters
 from outrider.server.plugin.options import RequestOptions
@@ -184,8 +183,3 @@ def test_each_set_has_its_calibration(keys: OwnerDrafters, tmp_path: Path) -> No
     places, (_, shifts) = parameters_of_each(tables[1:2], confidence[:1], classes[1:2])
     assert shifts.shape == (len(CLASSES), GAMMA)
     assert places.tolist() == [2]
-
-
-def test_only_servers_with_a_drafter_per_key_have_it(drafter: SeveralSets) -> None:
-    assert OwnerDrafters.of(PluginConfig(learning="here"), drafter) is None
-    assert OwnerDrafters.of(PluginConfig(learning="here", learn_keys=3), drafter) is not None

@@ -3,24 +3,21 @@ worker's own rules, is compared with independent rules."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import xgrammar
+from chi_square import distance
 from enumeration import Enumeration, Found, exact
 from exact_answers import Rules
-from measured_acceptance import Acceptance, Batch, Kind, Text
-from power import distance
+from measured_acceptance import Acceptance, Kind, Text, ruled_logits
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 from table_models import TableModel
 
-from outrider.drafters.slot_tokens import SlotTokens
 from outrider.scheduler.baselines import Threshold, VerifyAll
 from outrider.scheduler.contract import Planner
 from outrider.server.plugin.decode import logit_rules
-from outrider.server.plugin.decode.logit_rules import LogitRules
 
 EXACT, SEEN = 1e-6, 0.01
 WORDS, END = "abc", 3
@@ -92,50 +89,10 @@ def grammar(ruled: Ruled, answer: Text) -> Any:
     return made
 
 
-def logits(ruled: Ruled) -> Callable[[Batch], torch.Tensor]:
-    def after(batch: Batch) -> torch.Tensor:
-        count = len(batch.items)
-        history = SlotTokens(batch.page_table.numel())
-        for row, item in enumerate(batch.items):
-            history.write(batch.page_table[row, : len(item.text) - 1].long(), torch.tensor(item.text[:-1]))
-        penalties = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0}
-        reqs = [
-            SimpleNamespace(
-                origin_input_ids=list(PROMPT[:-1]),
-                sampling_params=SimpleNamespace(**penalties | ruled.penalties),
-                grammar=grammar(ruled, item.text[len(PROMPT) - 1 :]),
-                finished=lambda: False,
-            )
-            for item in batch.items
-        ]
-        bias = torch.zeros(count, VOCAB)
-        for token, each in ruled.bias.items():
-            bias[:, token] = each
-        info = SimpleNamespace(
-            acc_additive_penalties=torch.zeros(1) if ruled.penalties else None,
-            logit_bias=bias if ruled.bias else None,
-            vocab_size=VOCAB,
-            grammar_mask=None,
-        )
-        output = SimpleNamespace(next_token_logits=LOGITS[batch.flat.input_ids])
-        return LogitRules(history, batch.page_table).verified(
-            SimpleNamespace(reqs=reqs, sampling_info=info, req_pool_indices=torch.arange(count)),
-            output,
-            batch.flat,
-            torch.tensor([item.text[-1] for item in batch.items]),
-            batch.draft.tokens,
-            batch.seq_lens,
-            longest=int(batch.seq_lens.max()),
-            exact=True,
-            barrier=None,
-        )
-
-    return after
-
-
 def said(ruled: Ruled, planner: Planner) -> Found:
     model = TableModel(Q.expand(GAMMA, VOCAB, VOCAB), CONFIDENCE)
-    return Enumeration([PROMPT], Acceptance(logits(ruled), [ruled.kind]), model, model, planner, LENGTH, VOCAB).run()
+    logits = ruled_logits(LOGITS, PROMPT, lambda answer: grammar(ruled, answer), ruled.penalties, ruled.bias)
+    return Enumeration([PROMPT], Acceptance(logits, [ruled.kind]), model, model, planner, LENGTH, VOCAB).run()
 
 
 def off_by(ruled: Ruled, found: Found) -> float:

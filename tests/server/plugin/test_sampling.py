@@ -100,13 +100,9 @@ def texts(
     heat = heat or [1.0] * count
     info = SimpleNamespace(
         temperatures=torch.tensor([[t or 1.0] for t in heat]),
-        top_ks=torch.tensor([2**30 if t else 1 for t in heat], dtype=torch.int32),
-        top_ps=torch.full((count,), top_p),
-        need_top_k_sampling=True,
-        need_top_p_sampling=top_p < 1,
-        need_min_p_sampling=False,
-        is_all_greedy=not any(heat),
-    )
+        top_ks=torch.tensor([2**30 if t else 1 for t in heat], dtype=torch.int32), top_ps=torch.full((count,), top_p),
+        need_top_k_sampling=True, need_top_p_sampling=top_p < 1, need_min_p_sampling=False, is_all_greedy=not any(heat),
+    )  # fmt: skip
     sampling = Sampling.of(info, torch.tensor(seeds), torch.tensor(seeded or [True] * count))
     drafter = drafter or Table(DRAFT)
     table, rows = torch.arange(count * 20, dtype=torch.int32).view(count, 20), torch.arange(count)
@@ -144,12 +140,9 @@ def of(planner):
 
 PROMPTS = [TO_OPEN, TO_LEAD, TO_LEAD, TO_LEAD]
 ADMISSIONS = {
-    "off": None,
-    "tight budget": budget(6),
-    "verify all": of(VerifyAll()),
-    "one": of(VerifyAll(1)),
+    "off": None, "tight budget": budget(6), "verify all": of(VerifyAll()), "one": of(VerifyAll(1)),
     "threshold": of(Threshold(0.5)),
-}
+}  # fmt: skip
 
 
 def exact(start: int) -> dict[tuple[int, ...], float]:

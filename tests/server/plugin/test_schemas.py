@@ -43,7 +43,7 @@ def accepts(kind: str, grammar: str, text: str, space: int | None = None) -> boo
         ("a|b|$", "a b", "ab"),
     ],
 )
-def test_anchors_around_alternatives_have_no_effect(
+def test_anchors_around_all_have_no_effect(
     pattern: str, fits: str, fails: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     schema = json.dumps({"type": "string", "pattern": pattern})

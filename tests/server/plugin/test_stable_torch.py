@@ -13,16 +13,12 @@ from outrider.kernels.linear import torch_linear
 from outrider.server.plugin.cpu import experts, fused_ops, recurrent_models, stable_torch
 
 WAYS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "sigmoid": torch.sigmoid,
-    "sigmoid, in place": lambda x: x.clone().sigmoid_(),
-    "sigmoid, into": lambda x: torch.sigmoid(x, out=torch.empty(0, dtype=x.dtype)),
-    "silu": F.silu,
-    "silu, in place": lambda x: F.silu(x.clone(), inplace=True),
-    "gelu": F.gelu,
-    "gelu, tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "softplus": lambda x: F.softplus(x, beta=2),
+    "sigmoid": torch.sigmoid, "sigmoid, in place": lambda x: x.clone().sigmoid_(),
+    "sigmoid, into": lambda x: torch.sigmoid(x, out=torch.empty(0, dtype=x.dtype)), "silu": F.silu,
+    "silu, in place": lambda x: F.silu(x.clone(), inplace=True), "gelu": F.gelu,
+    "gelu, tanh": lambda x: F.gelu(x, approximate="tanh"), "softplus": lambda x: F.softplus(x, beta=2),
     "a module": torch.nn.SiLU(),
-}
+}  # fmt: skip
 
 
 @pytest.fixture

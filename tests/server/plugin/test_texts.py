@@ -27,13 +27,9 @@ def ask(keeper: TextKeeper, key: str, adapter: str | None = None, salt: str = ""
     params = SimpleNamespace(custom_params=RequestOptions(corpus=key).to_custom_params())
     tokens = array("q", [1, 2, 3])
     request = Request(
-        rid="",
-        sampling_params=params,
-        origin_input_ids=tokens,
-        lora_id=adapter,
-        cache_salt=salt,
+        rid="", sampling_params=params, origin_input_ids=tokens, lora_id=adapter, cache_salt=salt,
         multimodal_inputs=None,
-    )
+    )  # fmt: skip
     return keeper.admitted(request)
 
 

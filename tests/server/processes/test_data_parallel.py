@@ -1,17 +1,56 @@
 """Two engines at one address, with traces and logs."""
 
 import secrets
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import psutil
 import pytest
 from asking import MODEL, complete_all, tokens
-from collector import Collector
 from metrics_page import metric
 from running import HTTP, ForkedServer, Server, wait_until
 from small_target import SmallTarget
 
 from outrider.server.machine import topology
+
+
+class Collector:
+    """Listens on this machine; `spans` are the received ones."""
+
+    def __init__(self) -> None:
+        service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+        self.spans: list[Any] = []
+        spans = self.spans
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                sent = service.ExportTraceServiceRequest()
+                sent.ParseFromString(self.rfile.read(int(self.headers["Content-Length"])))
+                spans.extend(span for part in sent.resource_spans for scope in part.scope_spans for span in scope.spans)
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}/v1/traces"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def of(self, trace_id: str) -> dict[str, dict[str, Any]]:
+        """Attributes of a trace's spans, by name; trace_id: in hexadecimal."""
+        return {
+            span.name: {item.key: item.value.string_value or item.value.int_value for item in span.attributes}
+            for span in self.spans
+            if span.trace_id.hex() == trace_id
+        }
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
 
 pytestmark = pytest.mark.skipif(len(topology.here().cores) < 2, reason="needs two cores")
 PROMPTS = [f"Tell me about the number {number}." for number in range(8)]
@@ -31,11 +70,8 @@ def server(
     log = tmp_path_factory.mktemp("several") / "log"
     observing = ("--otlp-endpoint", collector.endpoint, "--log-requests", "content")
     flags = (*small_target.flags(), "--engines", "2", "--max-total-tokens", "4096", *observing)
-    started = ForkedServer(log, *flags)
-    try:
-        yield started.wait_until_ready()
-    finally:
-        started.kill()
+    with ForkedServer(log, *flags) as started:
+        yield started
 
 
 def schedulers(server: Server) -> list[psutil.Process]:

@@ -98,10 +98,7 @@ def together(batches: list[BatchTokenIDOutput]) -> BatchTokenIDOutput:
 @pytest.mark.slow
 @pytest.mark.parametrize("runs_of", [lambda _: 1, lambda _: 3, lambda step: 1 + step % 5], ids=["1", "3", "1 to 5"])
 def test_texts_equal_sglangs_process(
-    runs_of: Callable[[int], int],
-    arguments: ServerArgs,
-    sglangs: Callable[[Any], Any],
-    monkeypatch: pytest.MonkeyPatch,
+    runs_of: Callable[[int], int], arguments: ServerArgs, sglangs: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Texts, ids, ends, logprobs and counts of each step are compared."""
     keep_nothing(monkeypatch)
@@ -127,9 +124,8 @@ def test_texts_equal_sglangs_process(
 def test_sglangs_processes_make_the_texts_when_requested(tmp_path: Path, small_target: SmallTarget) -> None:
     """The server ends when one of them does."""
     flags = (*small_target.flags("off"), "--max-total-tokens", "4096", "--", "--detokenizer-worker-num", "2")
-    apart = ForkedServer(tmp_path / "log", *flags)
-    try:
-        children = apart.wait_until_ready().children()
+    with ForkedServer(tmp_path / "log", *flags) as apart:
+        children = apart.children()
         assert {"scheduler", "detokenizer"} < {*children}
         body = {"prompt": "One, two", "max_tokens": 20, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
         choice = HTTP.post(f"{apart.url}/v1/completions", json=body, timeout=60).json()["choices"][0]
@@ -138,5 +134,3 @@ def test_sglangs_processes_make_the_texts_when_requested(tmp_path: Path, small_t
         children["detokenizer"].kill()
         assert apart.process.wait(30) == 1
         wait_until(lambda: not any(child.is_running() for child in children.values()), 5)
-    finally:
-        apart.kill()

@@ -35,7 +35,7 @@ def test_for_this_user_alone_and_gone_at_the_end(temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_a_killed_servers_folder_is_deleted_by_the_next_and_used_ones_stay(
+def test_the_next_server_deletes_a_killed_ones_folder(
     temporary: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     context = multiprocessing.get_context("fork")

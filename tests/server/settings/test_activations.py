@@ -74,9 +74,7 @@ def test_the_first_measurement_holds(
 
 
 @needs_kernels
-def test_other_types_and_processors_are_measured_anew(
-    smollm2: Model, kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_processors_are_measured_anew(smollm2: Model, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = measuring(monkeypatch, {"float": 2.0, "int8": 1.0})
     with_activations(AUTO, smollm2)
     with_activations(replace(AUTO, dtype="float32"), smollm2)
@@ -112,7 +110,7 @@ def test_a_real_measurement(smollm2: Model, kept: Path) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("measured_by", ["float", "int8"])
-def test_a_shipped_profile_of_this_processor_decides(
+def test_a_shipped_profile_decides(
     measured_by: str, smollm2: Model, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = measuring(monkeypatch, {"float": 1.0, "int8": 1.0})

@@ -171,9 +171,7 @@ def test_a_damaged_drafter_is_skipped(folder: Path, hub: Callable[[str], Path]) 
     assert take(folder)[0].drafter == "eagle3"
 
 
-def test_architectures_without_hidden_states_get_a_drafter_that_needs_none(
-    tmp_path: Path, hub: Callable[[str], Path]
-) -> None:
+def test_without_hidden_states_a_drafter_that_needs_none_is_taken(tmp_path: Path, hub: Callable[[str], Path]) -> None:
     folder = save_target(tmp_path / "other")
     config = json.loads((folder / "config.json").read_text()) | {"architectures": ["Qwen2ForCausalLM"]}
     (folder / "config.json").write_text(json.dumps(config))
@@ -183,7 +181,7 @@ def test_architectures_without_hidden_states_get_a_drafter_that_needs_none(
     assert take(folder)[0].drafter == "deer"
 
 
-def test_a_models_own_mtp_layer_is_the_last_choice(
+def test_an_mtp_layer_is_the_last_choice(
     tmp_path: Path, hub: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = save_mtp(tmp_path / "models" / "own", "glm-4.5")

@@ -47,14 +47,9 @@ def test_values_have_the_types_of_their_settings(parser: argparse.ArgumentParser
     flags = "--port 8000 --no-lookup --disable-radix-cache --drain-seconds 3 --allowed-hosts a,b.c --api-keys k.json"
     settings = served_settings_of(parser.parse_args([*flags.split(), "--", "--tp-size", "1"]))
     assert settings == Settings(
-        port=8000,
-        lookup=False,
-        disable_radix_cache=True,
-        drain_seconds=3.0,
-        allowed_hosts=("a", "b.c"),
-        api_keys=Path("k.json"),
-        sglang_flags=("--tp-size", "1"),
-    )
+        port=8000, lookup=False, disable_radix_cache=True, drain_seconds=3.0, allowed_hosts=("a", "b.c"),
+        api_keys=Path("k.json"), sglang_flags=("--tp-size", "1"),
+    )  # fmt: skip
 
 
 def test_the_environment_replaces_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,12 +120,8 @@ def refinement_yields(server: Server, partial: Path) -> None:
 
 
 @pytest.mark.server
-def test_a_server_finds_its_profile_plans_by_it_and_measures_itself(
-    profile: Path, engine: tuple[str, ...], tmp_path: Path
-) -> None:
-    server = ForkedServer(tmp_path / "log", *engine, "--max-total-tokens", "4096", "--tune")
-    try:
-        server.wait_until_ready()
+def test_a_server_finds_its_profile_and_plans_by_it(profile: Path, engine: tuple[str, ...], tmp_path: Path) -> None:
+    with ForkedServer(tmp_path / "log", *engine, "--max-total-tokens", "4096", "--tune") as server:
         assert "No profile fits" not in server.output()
         assert "Profile mine is a quick one: it is refined while no request is served" in server.output()
         refinement_yields(server, profile.parent / ".mine.partial.jsonl")
@@ -146,8 +142,6 @@ def test_a_server_finds_its_profile_plans_by_it_and_measures_itself(
         assert "Calibration error (ECE)" in again.stdout
         assert (profile.parent / "theirs" / "profile.json").exists()
         assert HTTP.post(server.url + "/v1/completions", json=body, timeout=60).status_code == 200
-    finally:
-        server.stop()
 
 
 @pytest.mark.server

@@ -59,12 +59,10 @@ def test_killed_resumed_and_refined(
     assert not partial.exists()
     assert {point["requests"] for point in points} == {1, 2}
 
-    server = Server(
+    with Server(
         tmp_path / "log", "--model", str(model), "--served-model-name", "tiny", *FLAGS, "--tune",
         "--max-running-requests", "2", "--max-total-tokens", "4096",
-    )  # fmt: skip
-    try:
-        server.wait_until_ready()
+    ) as server:  # fmt: skip
         assert "Profile mine is a quick one: it is refined while no request is served" in server.output()
         expected = answer(server)
         wait_until(lambda: len(measured(partial)) >= 2, 120)
@@ -75,5 +73,3 @@ def test_killed_resumed_and_refined(
         assert not partial.exists()
         assert (folder / "draft-graphs.json").exists()
         assert answer(server) == expected
-    finally:
-        server.stop()

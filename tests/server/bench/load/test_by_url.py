@@ -133,9 +133,7 @@ def test_a_closed_loop_that_is_refused_does_not_hammer(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_load_keeps_its_measurements(
-    sent: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_load_is_kept(sent: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     running = 0
 
     async def interrupting(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
@@ -216,8 +214,7 @@ def test_the_first_token_of_a_tool_call_is_of_its_arguments() -> None:
 def test_lengths_are_in_the_tokens_of_the_server(capsys: pytest.CaptureFixture[str]) -> None:
     with SmallServer(answer) as server:
         load(
-            capsys,
-            *("--url", server.url, "--rate", "30", "--seconds", "0.5", "--warm-up", "0", "--input-tokens", "83"),
+            capsys, *("--url", server.url, "--rate", "30", "--seconds", "0.5", "--warm-up", "0", "--input-tokens", "83")
         )
     words = {len(body["messages"][0]["content"].split()) for body in server.asked[2:]}
     assert words == {40}
@@ -260,10 +257,6 @@ def test_shipped_scenarios_are_valid(path: Path) -> None:
     assert all(file.is_file() for one in shipped.requests for file in one.prompts)
 
 
-def test_usual_scenarios_are_shipped() -> None:
-    assert {"chat", "code", "batch", "burst", "mixed", "overload"} <= {path.stem for path in READY}
-
-
 def test_a_scenario_runs_and_flags_win_over_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "own.jsonl").write_text('{"prompt": "one two"}\n')
     file = tmp_path / "own.toml"
@@ -303,7 +296,7 @@ def test_a_scenario_runs_and_flags_win_over_it(tmp_path: Path, capsys: pytest.Ca
         ("seconds =", "is not TOML"),
     ],
 )
-def test_a_wrong_scenario_is_refused_with_the_reason(
+def test_wrong_scenarios_are_refused(
     text: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "wrong.toml"

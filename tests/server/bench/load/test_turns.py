@@ -20,9 +20,7 @@ from outrider.server.bench.load import by_url
 pytestmark = pytest.mark.usefixtures("childless")
 
 
-def test_learners_are_stopped_while_another_server_is_measured(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_learners_stop_meanwhile(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     states: dict[str, set[bool]] = {"learns": set(), "plain": set()}
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
         learner = psutil.Process(process.pid)

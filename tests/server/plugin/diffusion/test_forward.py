@@ -32,14 +32,11 @@ class Batch:
         own = self.page_table[self.tables[:, None], self.starts[:, None] + torch.arange(BLOCK)].long()
         own[[2, 3, 8, 9]] = slots[3 * CONTEXT : 3 * CONTEXT + 4 * BLOCK].view(4, BLOCK)
         self.rows = OpenRows(
-            tokens=torch.randint(1, 50, (10, BLOCK), generator=draw),
-            starts=self.starts,
-            before=torch.tensor([7, 7, 7, 7, 8, 8, 8, 0, 7, 9]),
-            tables=self.tables,
-            slots=own,
+            tokens=torch.randint(1, 50, (10, BLOCK), generator=draw), starts=self.starts,
+            before=torch.tensor([7, 7, 7, 7, 8, 8, 8, 0, 7, 9]), tables=self.tables, slots=own,
             open=torch.tensor([False, True, True, True, False, False, False, True, False, True]),
             above=torch.tensor([-1] * 9 + [8]),
-        )
+        )  # fmt: skip
         self.k, self.v = torch.randn(2, 201, KV_HEADS, WIDTH, generator=draw)
 
     def expected(self, q: torch.Tensor, row: int, place: int, causal: bool) -> torch.Tensor:
@@ -61,9 +58,7 @@ def some(rows: OpenRows, chosen: list[int]) -> OpenRows:
 
 @pytest.mark.parametrize("chosen", [[*range(8)], [0, 1, 4, 5, 6, 7], [4, 5, 6], [1, 2]], ids=str)
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-def test_every_token_sees_its_block_and_earlier_ones(
-    target: DiffusionTarget, chosen: list[int], compiled: None
-) -> None:
+def test_a_token_sees_its_block_and_earlier_ones(target: DiffusionTarget, chosen: list[int], compiled: None) -> None:
     batch = Batch()
     batch.rows, batch.starts, batch.tables = some(batch.rows, chosen), batch.starts[chosen], batch.tables[chosen]
     flat = flatten(batch.rows, target, batch.page_table)

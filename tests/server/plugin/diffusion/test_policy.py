@@ -101,12 +101,9 @@ def enumerated(policy: Policy, state: tuple[int, ...], temperature: float, top_p
     logits = model(torch.tensor([state]))[0].clone()
     logits[:, MASK] = -torch.inf
     probs = reference_target_probs(
-        logits,
-        torch.full((BLOCK,), temperature),
-        torch.full((BLOCK,), VOCAB),
-        torch.full((BLOCK,), top_p),
+        logits, torch.full((BLOCK,), temperature), torch.full((BLOCK,), VOCAB), torch.full((BLOCK,), top_p),
         torch.zeros(BLOCK),
-    ).double()
+    ).double()  # fmt: skip
     outcomes: Counter = Counter()
     for tokens in product(range(MASK), repeat=len(masked)):
         drawn = dict(zip(masked, tokens, strict=True))

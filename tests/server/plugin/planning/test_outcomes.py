@@ -164,11 +164,8 @@ def test_a_state_read_between_steps_includes_the_last_one(make, device):
     prefill(planning, 2)
     run(planning, 2, accepted=3, confidence=0.75)
     assert planning.state()["records"] == {
-        "confidence": [[0.75] * GAMMA],
-        "verify_lens": [GAMMA],
-        "accepted": [2],
-        "classes": [0],
-    }
+        "confidence": [[0.75] * GAMMA], "verify_lens": [GAMMA], "accepted": [2], "classes": [0],
+    }  # fmt: skip
 
 
 @on_every_device

@@ -158,12 +158,9 @@ def test_the_planner_observes_the_source_of_each_draft(make, device, clock):
     step = begin(planning, 2, 5, 3, 6)
     assert step.draft_mask.tolist() == [True, True, False, True]
     draft = Draft(
-        torch.zeros(4, GAMMA, dtype=torch.int64),
-        torch.tensor([GAMMA, 3, 0, GAMMA]),
-        torch.full((4, GAMMA), 0.5),
-        looked_up=torch.tensor([False, True, True, False]),
-        drafting=2,
-    )
+        torch.zeros(4, GAMMA, dtype=torch.int64), torch.tensor([GAMMA, 3, 0, GAMMA]), torch.full((4, GAMMA), 0.5),
+        looked_up=torch.tensor([False, True, True, False]), drafting=2,
+    )  # fmt: skip
     admission = planning.admit(step, draft, 0.125)
     assert admission.verify_lens.tolist() == [GAMMA, 3, 0, GAMMA]
     planning.finish(admission, torch.ones(4, dtype=torch.int64))

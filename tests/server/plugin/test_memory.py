@@ -1,5 +1,9 @@
-"""The drafter's memory in SGLang's own sizing of the KV cache."""
+"""Memory: the drafter's in SGLang's sizing of the KV cache, of caches that fill, and free memory."""
 
+import subprocess
+import sys
+
+import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -11,6 +15,7 @@ from outrider.drafters import registry
 from outrider.drafters.block.checkpoint import load, save_compact, save_plain
 from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.registry import Memory
+from outrider.server.plugin.cpu.mapped import mapped_zeros
 from outrider.server.plugin.hooks.draft_memory import leave_room
 
 
@@ -59,3 +64,43 @@ def test_the_reported_memory_is_the_drafters(tmp_path, name, save):
 
 def test_prompt_lookup_has_tokens_alone():
     assert registry.memory("ngram", "", lookup_gamma=0, dtype=torch.bfloat16) == Memory(0, 8)
+
+
+def test_zeros_take_memory_once_they_are_written() -> None:
+    process, half = psutil.Process(), 64 << 20
+    before = process.memory_info().rss
+    zeros = mapped_zeros((2, half // 2), torch.bfloat16)
+    assert process.memory_info().rss - before < half // 4
+    zeros[0] = 1
+    assert half // 2 < process.memory_info().rss - before < half + half // 2
+    assert zeros[1, -1] == 0
+    assert zeros[0, -1] == 1
+
+
+PROGRAM = """
+import time, psutil, torch
+from outrider.server.plugin.cpu.free_memory import give_back_free_memory
+
+def resident():
+    return psutil.Process().memory_info().rss / 1e6
+
+torch.ones(30_000_000, dtype=torch.uint8)  # freed: from now on blocks up to this size come from the heap
+tensors = [torch.ones(size, dtype=torch.uint8) for _ in range(20) for size in (12_000_000, 100_000)]
+stay = tensors[1::2]
+full = resident()
+del tensors
+kept = resident()
+give_back_free_memory(every=0.05)
+until = time.monotonic() + 10
+while resident() > full - 200 and time.monotonic() < until:
+    time.sleep(0.05)
+print(full, kept, resident())
+"""
+
+
+@pytest.mark.slow
+def test_free_memory_between_allocated_blocks_is_returned() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    full, kept, given_back = map(float, done.stdout.split())
+    assert kept > full - 100  # the allocator keeps it
+    assert given_back < full - 200
