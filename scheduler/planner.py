@@ -145,9 +145,10 @@ class Asynchronous(Planner):
         best = max(plans, key=lambda plan: plan.value(self.required_return))  # of equal ones the first: drafts least
         self.considered = plans, best
         if not best.drafts:
-            loss = host + plans[-1].drafting  # seconds of a probe that a rest does not take
+            probe = seconds + (host + plans[-1].drafting)
+            loss = float(probe[0]) - len(step.rows) / best.throughput  # the best plan takes less for as many tokens
             if self.probing.due(loss, float(seconds[0])):
-                return Budget(draft=True, tokens=0, seconds=seconds + loss, probe=True, depth=plans[-1].depth)
+                return Budget(draft=True, tokens=0, seconds=probe, probe=True, depth=plans[-1].depth)
             if best is plans[0]:  # the first rest looks up, to see whether the drafter has lookups
                 look_up, self._has_rested = self.lookups is None and not self._has_rested, True
                 return Budget(draft=False, tokens=0, seconds=seconds[:1], probe=look_up, look_up=look_up)

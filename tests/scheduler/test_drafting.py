@@ -138,6 +138,21 @@ def test_lookups_are_verified_though_no_model_drafts():
     assert planner.admit(confidences, torch.tensor([GAMMA, GAMMA]), budget).tolist() == [GAMMA, 0]
 
 
+def test_a_probe_costs_the_lookups_that_it_does_not_verify():
+    """Where lookups bring four tokens a step, a probe loses three quarters of one, though drafts take a hundredth."""
+    cost = curve_cost(1, [1.0 + 0.02 * k for k in range(GAMMA + 1)], draft=0.01)
+    planner, all_looked_up, probes, steps = Asynchronous(cost, GAMMA), np.ones(1, dtype=bool), 0, 2000
+    likely = np.full((1, GAMMA), 0.99, dtype=np.float32)
+    for _ in range(steps):
+        step = view(1, GAMMA)
+        budget = planner.budget(step)
+        verify_lens = planner.admit(torch.from_numpy(likely), torch.tensor([GAMMA]), budget).numpy()
+        probes += budget.probe
+        asked = np.zeros(1, dtype=bool)  # lookups are sure, so the model does not draft
+        observe(planner, step, likely.cumprod(1), verify_lens, verify_lens + 1, asked, None, all_looked_up)
+    assert 0 < 0.75 * probes <= 1.1 * SHARE * steps
+
+
 def test_a_good_draft_of_a_lone_request_is_verified_further_than_a_bad_one():
     planner = uncorrected(curve_cost(1, [1.0 + 0.25 * k for k in range(GAMMA + 1)]), smoothing=64)
     good, bad = (np.full((1, GAMMA), c, dtype=np.float32) for c in (0.95, 0.4))
