@@ -1,12 +1,10 @@
 """The flags that `outrider serve`, `tune` and `bench` share, and settings from their values."""
 
 import argparse
-import sys
-from pathlib import Path
 from typing import Any
 
 from .declared import DRAFTERS
-from .setting import Flags, add_flags, declared, groups, with_table
+from .setting import Flags, add_flags, declared, groups
 from .settings import Settings
 
 TARGET = ("model", "dtype", "quantization", "activations", "device", "threads")
@@ -55,8 +53,3 @@ def served_settings_of(args: argparse.Namespace) -> Settings:
     """Return settings from the flags of `add_all_flags`; raises UserError where they cannot be."""
     given = {each.name: getattr(args, each.name) for each, _ in declared(Settings)}
     return Settings(**given, sglang_flags=tuple(args.sglang_flags))
-
-
-if __name__ == "__main__":  # `make format` keeps the table in server/README as declared
-    for path in map(Path, sys.argv[1:]):
-        path.write_text(with_table(path.read_text(), Settings))

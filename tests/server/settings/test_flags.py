@@ -6,14 +6,14 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from readme_tables import README, with_tables
 
 from outrider.server.errors import UserError
 from outrider.server.settings.declared import DRAFTERS
 from outrider.server.settings.flags import add_all_flags, add_engine_flags, served_settings_of, settings_of
-from outrider.server.settings.setting import FLAG, declared, name_of, with_table
+from outrider.server.settings.setting import FLAG, declared, name_of
 from outrider.server.settings.settings import Settings
 
-README = Path(__file__).parents[3] / "server" / "README.md"
 WITHOUT_FLAG = {"diffusion", "learned", "lookup_tokenizer", "sglang_flags"}
 BOUNDED = [(each.name, flag) for each, flag in declared(Settings) if flag.bounds is not None]
 CHOSEN = [each.name for each, flag in declared(Settings) if flag.choices]
@@ -29,9 +29,9 @@ def parser(monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParser:
     return parser
 
 
-def test_the_table_in_the_readme_is_the_declared_one() -> None:
+def test_the_tables_in_the_readme_are_up_to_date() -> None:
     document = README.read_text()
-    assert document == with_table(document, Settings), "run `make format`"
+    assert document == with_tables(document), "run `make format`"
     assert all(f"| `{name_of(each.name)}`" in document for each, _ in declared(Settings))
 
 
