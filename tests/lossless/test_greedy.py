@@ -121,6 +121,9 @@ def test_a_cache_too_small_for_all(exact_server, prompts, plain):
     until_retracted(exact_server.url, ask)
 
 
+AGES = {"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 6}
+PERSON = {"type": "object", "required": ["name", "ages"], "additionalProperties": False}
+PERSON |= {"properties": {"name": {"type": "string", "maxLength": 20}, "ages": AGES}}
 RULES = {
     "frequency penalty": {"frequency_penalty": 0.6},
     "presence penalty": {"presence_penalty": 1.2},
@@ -128,23 +131,7 @@ RULES = {
     "minimum length": {"min_tokens": 40},
     "bias": {"logit_bias": {"260": 4.0, "28": -100}},
     "stop": {"stop": ["ould"]},
-    "schema": {
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {
-                "name": "person",
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        "name": {"type": "string", "maxLength": 20},
-                        "ages": {"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 6},
-                    },
-                    "required": ["name", "ages"],
-                    "additionalProperties": False,
-                },
-            },
-        }
-    },
+    "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}},
 }
 
 
