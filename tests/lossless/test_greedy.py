@@ -184,8 +184,8 @@ def test_answers_that_end_with_the_context(served, prompts):
     lengths = [context - 40, 30, context - 20, 50]
     asked = [(text[:length], min(context - length, 60)) for length in lengths]
 
-    def ask(one, speculate):
-        return tokens(complete(served, one[0], speculate=speculate, max_tokens=one[1], **body))
+    def ask(case, speculate):
+        return tokens(complete(served, case[0], speculate=speculate, max_tokens=case[1], **body))
 
     alone = [ask(one, False) for one in asked]
     assert [len(answer) for answer in alone] == [38, 60, 18, 60]

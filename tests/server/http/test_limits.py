@@ -112,10 +112,10 @@ def test_a_key_has_as_many_under_way_as_it_may(limited_server: Limited) -> None:
     url, body = f"{limited_server.server.url}/v1/completions", LONG | {"stream": True}
     with (
         httpx.Client(headers=limited_server.headers["two"], timeout=60) as client,
-        client.stream("POST", url, json=body) as one,
+        client.stream("POST", url, json=body) as first,
         client.stream("POST", url, json=body) as two,
     ):
-        assert one.status_code == two.status_code == 200
+        assert first.status_code == two.status_code == 200
         refused = limited_server.ask("two")
         assert code(refused) == "concurrency_limit_exceeded"
         assert refused.headers["Retry-After"] == "1"
