@@ -1,4 +1,4 @@
-"""Planners against brute force; the asynchronous planner's history, correction and curve."""
+"""Planners against brute force; the asynchronous planner's history, correction, curve and sort."""
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from outrider.scheduler.baselines import Synchronous
 from outrider.scheduler.contract import Budget
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
+from outrider.scheduler.curve import LARGEST, RESOLUTION, largest_survivals
 from outrider.scheduler.history import SAMPLES, SurvivalHistory
 from outrider.scheduler.planner import Asynchronous
 
@@ -346,3 +347,29 @@ def test_without_drafting_the_curve_shows_the_expected_gain():
     assert curve.chosen == (0.0, 2.0)
     assert len(curve.tokens) > 1
     assert (curve.throughput < 2.0).all()
+
+
+def sorted_first(survival: np.ndarray, count: int) -> np.ndarray:
+    """Reference of `largest_survivals`: sorts the floats, then rounds down."""
+    ordered = np.sort(survival, axis=1)[:, ::-1][:, :count]
+    return np.floor(ordered * np.float32(RESOLUTION)).astype(np.uint16)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_largest_equals_its_reference(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    samples, n = int(rng.integers(1, 6)), int(rng.integers(1, 300))
+    count = int(rng.integers(0, n + 3))
+    survival = rng.beta(5, 1, (samples, n)).astype(np.float32) * np.float32(rng.uniform(0, LARGEST))
+    survival[rng.random((samples, n)) < 0.2] = 0.0  # not drafted
+    survival[rng.random((samples, n)) < 0.2] = survival[0, 0]  # ties
+    expected = sorted_first(survival, count)
+    assert expected.shape == (samples, min(count, n))
+    sorted_fast = largest_survivals(survival, count)
+    assert sorted_fast.dtype == np.uint16
+    assert np.array_equal(sorted_fast, expected)
+
+
+def test_the_largest_correction_of_the_largest_survival_fits() -> None:
+    most = np.full((1, 2), LARGEST, dtype=np.float32)
+    assert largest_survivals(most.copy(), 2).tolist() == [[2**16 - 1] * 2]

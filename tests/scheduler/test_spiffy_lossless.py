@@ -3,9 +3,9 @@
 import itertools
 from collections import Counter
 
+import denoising
 import numpy as np
 import pytest
-import spiffy_reference as reference
 from chi_square import p_value
 from denoising import MASK, Decoded, Denoiser, Policy, base_decode, calibrated, candidates, denoiser, static, threshold
 
@@ -22,7 +22,7 @@ def spiffy(
     def rank(distribution: np.ndarray, state: np.ndarray) -> Candidates:
         return candidates(distribution, state, seed, KEPT)
 
-    return reference.spiffy_decode(denoise, policy, block, MASK, graph=graph, budget=budget, rank=rank)
+    return denoising.spiffy_decode(denoise, policy, block, MASK, graph=graph, budget=budget, rank=rank)
 
 
 def started(size: int, shown: int) -> np.ndarray:
@@ -76,7 +76,7 @@ def test_drafts_of_a_quiet_denoiser_are_all_accepted():
     ids=["first draft", "all but one token"],
 )
 def test_a_wrong_acceptance_is_detected(broken, monkeypatch):
-    monkeypatch.setattr(reference, "follow", broken)
+    monkeypatch.setattr(denoising, "follow", broken)
     with pytest.raises(AssertionError):
         compared("static", 1, 8, 7, [3])
     with pytest.raises(AssertionError):
