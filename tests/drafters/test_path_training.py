@@ -189,13 +189,13 @@ def test_all_kinds_train_on_the_answers_of_one_store(target_folder: Path, prompt
     assert len({fact["sequences"] for fact in facts.values()}) == 1
     stored = json.loads((data / "features" / "meta.json").read_text())
     assert stored["layers"] == [1, 2, 3, 4]
-    own = tmp_path / "own"
-    train.run(arguments("eagle3", target_folder, prompts, own, "--steps", "0"))
-    meta = json.loads((own / "features" / "meta.json").read_text())
+    folder = tmp_path / "own"
+    train.run(arguments("eagle3", target_folder, prompts, folder, "--steps", "0"))
+    meta = json.loads((folder / "features" / "meta.json").read_text())
     assert meta["layers"] == [1, 2, 4]
     alone, joint = (
         FeatureStore(place / "features", width=m["width"], top=32, meta={})
-        for place, m in ((own, meta), (data, stored))
+        for place, m in ((folder, meta), (data, stored))
     )
     joint.select((1, 2, 4), (1, 2, 3, 4))
     assert joint.widths["features"] == alone.widths["features"] == 3 * 32

@@ -187,11 +187,11 @@ def test_answers_that_end_with_the_context(served, prompts):
     def ask(case, speculate):
         return tokens(complete(served, case[0], speculate=speculate, max_tokens=case[1], **body))
 
-    alone = [ask(one, False) for one in asked]
+    alone = [ask(prompt, False) for prompt in asked]
     assert [len(answer) for answer in alone] == [38, 60, 18, 60]
     before = accepted_tokens(served)
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(lambda one: ask(one, True), asked)) == alone
+        assert list(pool.map(lambda prompt: ask(prompt, True), asked)) == alone
     assert accepted_tokens(served) > before
 
 

@@ -33,10 +33,10 @@ def test_algorithm_1_finds_the_best_of_all_choices_where_throughput_has_one_peak
     verify_lens = planner.admit(torch.from_numpy(confidence), torch.from_numpy(lens), budget)
     survival = confidence.cumprod(1)
 
-    def throughput(found: tuple[int, ...]) -> float:
-        return (requests + value(survival, found)) / (seconds[sum(found)] + 0.1)
+    def throughput(counts: tuple[int, ...]) -> float:
+        return (requests + value(survival, counts)) / (seconds[sum(counts)] + 0.1)
 
-    best = max(throughput(found) for k in range(room + 1) for found in prefixes(lens.tolist(), k))
+    best = max(throughput(counts) for k in range(room + 1) for counts in prefixes(lens.tolist(), k))
     assert throughput(tuple(verify_lens.tolist())) == pytest.approx(best, rel=1e-5)
 
 
@@ -131,7 +131,7 @@ def test_late_observation_plans_the_same():
             None,
         )
     assert len({expected for expected, _ in budgets}) > 2
-    assert all(expected == found for expected, found in budgets)
+    assert all(expected == planned for expected, planned in budgets)
 
 
 def test_steps_are_observed_in_order_and_once():
@@ -246,9 +246,9 @@ def test_overconfident_survivals_are_corrected_by_acceptance():
     sure = np.full((2, GAMMA), 0.95, dtype=np.float32)
     planner, trusting = Asynchronous(cost, GAMMA), uncorrected(cost)
     budgets = {}
-    for name, one in (("corrected", planner), ("trusting", trusting)):
+    for name, each in (("corrected", planner), ("trusting", trusting)):
         budgets[name] = [
-            run(one, view(2, GAMMA), sure, accepted=(rng.random((2, GAMMA)) < 0.3).cumprod(1).sum(1))
+            run(each, view(2, GAMMA), sure, accepted=(rng.random((2, GAMMA)) < 0.3).cumprod(1).sum(1))
             for _ in range(400)
         ]
     assert budgets["trusting"][-1] == 2 * GAMMA
@@ -273,11 +273,11 @@ def test_requests_with_rules_have_a_correction_of_their_own():
 
     def factors(ruled: list[bool] | None) -> tuple[float, float]:
         planner, rng = Asynchronous(curve_cost(2, [1.0] * 3), 1, held=1), np.random.default_rng(0)
-        one, asked = np.ones(2, dtype=np.int64), np.ones(2, dtype=bool)
+        ones, asked = np.ones(2, dtype=np.int64), np.ones(2, dtype=bool)
         for _ in range(2000):
             step, survival = view(2, 1, ruled=ruled), np.full((2, 1), 0.75, dtype=np.float32)
             planner.budget(step)
-            observe(planner, step, survival, one, np.array([1, 1 + (rng.random() < 0.75)]), asked)
+            observe(planner, step, survival, ones, np.array([1, 1 + (rng.random() < 0.75)]), asked)
         return planner.correction.factor, planner.ruled_correction.factor
 
     plain, ruled = factors([True, False])

@@ -40,10 +40,10 @@ def compared(policy: str, amount: float, size: int, seed: int | None, budgets: l
         denoise = denoiser(size, VOCABULARY, unrest=0.3, seed=model)
         graph = calibrated(denoise, make(amount), size, step_tokens=step_tokens)
         for shown in range(0, size, -(-size // 8)):
-            own = None if seed is None else seed + shown
-            base = base_decode(denoise, make(amount, own), started(size, shown), MASK)
+            request_seed = None if seed is None else seed + shown
+            base = base_decode(denoise, make(amount, request_seed), started(size, shown), MASK)
             for place, budget in enumerate(budgets):
-                fast = spiffy(denoise, make(amount, own), started(size, shown), graph, budget, own)
+                fast = spiffy(denoise, make(amount, request_seed), started(size, shown), graph, budget, request_seed)
                 assert np.array_equal(base.states, fast.states)
                 assert fast.forwards + fast.accepted - fast.committed == base.forwards
                 forwards[place] += fast.forwards + (not fast.committed)

@@ -210,8 +210,8 @@ def of_adapters(folder: Path, **loaded: Owner) -> tuple[AdapterLearning, dict[st
 
 def test_each_adapter_and_the_model_get_their_own_learners_drafters(tmp_path: Path, engine: Engine) -> None:
     learns, _ = of_adapters(tmp_path, first=SQL, second=POEMS)
-    for model, found in (("m", OwnDrafter(MODEL)), ("sql", OwnDrafter(SQL.learner, adapter="first"))):
-        assert learns.drafter_of(None, model) == learns.drafter_of(ANN, model) == found
+    for model, drafter in (("m", OwnDrafter(MODEL)), ("sql", OwnDrafter(SQL.learner, adapter="first"))):
+        assert learns.drafter_of(None, model) == learns.drafter_of(ANN, model) == drafter
     sql = learned(tmp_path, SQL, "0001")
     AnswerStore(tmp_path, 10**6)
     look(learns)

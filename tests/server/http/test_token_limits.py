@@ -121,7 +121,7 @@ def test_concurrent_requests_never_exceed_a_window(
     running: list[tuple[float, RequestAdmission, int, bool]] = []
 
     def until(moment: float) -> None:
-        for ends, admission, tokens, left in sorted(running, key=lambda one: one[0]):
+        for ends, admission, tokens, left in sorted(running, key=lambda each: each[0]):
             if ends > moment:
                 break
             time.now = max(time.now, ends)
@@ -129,7 +129,7 @@ def test_concurrent_requests_never_exceed_a_window(
             admission.closed("id")
             if not left:
                 admission.end()
-        running[:] = [one for one in running if one[0] > moment]
+        running[:] = [each for each in running if each[0] > moment]
         time.now = moment
 
     for after, prompt, choices, asked, share, seconds, leaves in requests:
@@ -188,7 +188,7 @@ def test_an_aborted_answer_counts_when_the_engine_has_released_it() -> None:
     key_usage = key_usage_of(time, tokens_per_day=100)
     key_usage.begin()
     admission, seen = RequestAdmission(key_usage), []
-    admission.on_released.append(lambda one: seen.append(one.tokens))
+    admission.on_released.append(lambda released: seen.append(released.tokens))
     admission.reserve(10, 1, 60, 1000, None)
     state = Choice(output_ids=[1] * 5)
     admission.opened("a", state)

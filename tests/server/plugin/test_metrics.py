@@ -153,9 +153,9 @@ def test_a_long_curve_is_thinned_and_keeps_its_ends(metrics) -> None:
 
 
 def test_engines_are_summed_and_the_busiest_shows_its_curve() -> None:
-    one = {"steps": 2.0, "levels": {"met": 1}, "bins": [1, 2], "requests": {"running": 1}, "curve": {"requests": 1}}
+    first = {"steps": 2.0, "levels": {"met": 1}, "bins": [1, 2], "requests": {"running": 1}, "curve": {"requests": 1}}
     two = {"steps": 3.0, "levels": {"met": 2}, "bins": [3, 4], "requests": {"running": 5}, "curve": {"requests": 5}}
-    assert merged([one, two]) == {
+    assert merged([first, two]) == {
         "steps": 5.0, "levels": {"met": 3}, "bins": [4, 6], "requests": {"running": 6}, "curve": {"requests": 5},
     }  # fmt: skip
 

@@ -86,7 +86,7 @@ def test_the_measured_profile_is_complete(profile: Path, cache: Path) -> None:
     alone = {(p["requests"], p["tokens"]) for p in points if p["tokens"]}
     assert alone == {(r, r * n) for r in (1, 2) for n in (1, 3, 8)}
     table = CalibrationTable.load(profile / "calibration.json")
-    drafts = {case: max(found.samples) for case, found in zip(CLASSES, table.by_class, strict=True)}
+    drafts = {case: max(curve.samples) for case, curve in zip(CLASSES, table.by_class, strict=True)}
     assert table.gamma == 7
     assert drafts["greedy, lookup"] > drafts["greedy, model"] == drafts["sampled, model"] == 0
     assert (cache / "pictures" / "steps-per-second.png").read_bytes().startswith(b"\x89PNG")
