@@ -37,19 +37,19 @@ def test_the_committed_page_is_made_of_the_committed_records(tmp_path: Path) -> 
 
 def test_a_table_a_question_and_a_row_a_machine() -> None:
     arms = {"off": rounds(10, 20), "planned": rounds(15, 20, tau=2.5)}
-    first = record("load", {"1": arms}, engine={"model": "M", "drafter": "dspark"})
-    page = report.page({"a.json": first})
+    one = record("load", {"1": arms}, engine={"model": "M", "drafter": "dspark"})
+    page = report.page({"a.json": one})
     assert page.count("## ") == 1
     assert "| AMD EPYC 9, 2 cores, avx512_bf16 | M | off | 15 | dspark | 1.00 |" in page
     assert "| M | planned | 18 = 1.25 (1.00–1.50) × off | dspark | 2.50 |" in page
     assert "- [a.json](../profiles/results/a.json), 2026-11-24" in page
-    second = record(
+    other = record(
         "load by URL",
         {"8": {"ours": rounds(30, 40), "theirs": rounds(10, 20)}},
         memory_mb={"ours": 7.4},
         models={"ours": "M", "theirs": "M.gguf"},
     )
-    page = report.page({"a.json": first, "b.json": second})
+    page = report.page({"a.json": one, "b.json": other})
     assert "| M | ours | 35 | 7 |" in page
     assert "| M | theirs | 15 = 0.42 (0.33–0.50) × ours | – |" in page
 
@@ -74,8 +74,8 @@ def test_answers_of_one_token_are_times_of_prompts(tmp_path) -> None:
     for tokens, times in ((512, (0.8, 1.0)), (4096, (8.0, 8.0))):
         asked = {"input_tokens": {"mean": tokens}, "output_tokens": {"mean": 1.0}}
         arms = {"ours": first_token(*times), "theirs": first_token(2.4, 2.0)}
-        loaded = record("load by URL", {"1": arms}, scenario={"requests": [asked]}, models={"ours": "M"})
-        (tmp_path / f"{tokens}.json").write_text(json.dumps(loaded))
+        one = record("load by URL", {"1": arms}, scenario={"requests": [asked]}, models={"ours": "M"})
+        (tmp_path / f"{tokens}.json").write_text(json.dumps(one))
     records = report.read_all(tmp_path)
     page = report.page(records)
     assert "| model | tokens | arm | 1 in flight |" in page
@@ -90,8 +90,8 @@ def test_learning_is_compared_by_means_of_rounds() -> None:
 
     arms = {"off": turns(10, 10, 20), "learn": turns(9, 10, 22), "again": turns(10, 10, 20)}
     asked = {"prompts": ["prompts/invoices.jsonl"], "output_tokens": {"mean": 96}}
-    loaded = record("load by URL", {"8": arms}, learning=["learn"], scenario={"requests": [asked]})
-    page = report.page({"a.json": loaded | {"question": report._question(loaded)}})
+    one = record("load by URL", {"8": arms}, learning=["learn"], scenario={"requests": [asked]})
+    page = report.page({"a.json": one | {"question": report._question(one)}})
     assert "| prompts | in flight | over off | rounds | tokens/s | p99 gap | processor time a token |" in page
     assert "| invoices | 8 | learn | 3 | 1.000 ± 0.058 | 1.007 ± 0.058 | 1.000 ± 0.000 |" in page
     assert "| invoices | 8 | again | 3 | 1.000 ± 0.000 |" in page
@@ -100,8 +100,8 @@ def test_learning_is_compared_by_means_of_rounds() -> None:
 def test_rounding_and_scores_have_a_row_an_arm() -> None:
     rounding = {"answers": 2, "tokens": 9, "kl": 0.00449, "kl_error": 0.0004, "kl_p99": 0.03, "same": 0.966}
     groups = {"greedy": rounding | {"kl": 0.0034}, "all": rounding}
-    quality = record("quality", {"int8": groups}, engine={"model": "M"}, first="float")
-    page = report.page({"a.json": quality})
+    one = record("quality", {"int8": groups}, engine={"model": "M"}, first="float")
+    page = report.page({"a.json": one})
     assert "| model | arm | tokens | greedy | all | 99th percentile | same |" in page
     assert "| M | int8 beside float | 9 | 0.0034 ± 0.0004 | 0.0045 ± 0.0004 | 0.030 | 96.6% |" in page
     score = {"questions": 200, "score": 0.05, "error": 0.015, "won": 0, "lost": 0, "same": 1.0}
@@ -162,10 +162,10 @@ def test_pauses_during_long_prompts() -> None:
     assert "| 5000 | after | 0.20 | 0.40 | 8.00 | 1.60 | 0.10 | 805 = 0.95 (0.90–1.00) × before |" in page
     asked = [{"output_tokens": {"mean": 96}, "input_tokens": {"mean": None, "min": 50, "max": 6000}, "prompts": []}]
     scenario = {"requests": asked, "arrivals": {"kind": "closed"}}
-    loaded = record(
+    one = record(
         "load by URL", {"8": {"before": [mixed(0.4, 100)], "after": [mixed(0.1, 99)]}}, scenario=scenario, **models
     )
-    page = report.page({"a.json": loaded | {"question": report._question(loaded)}})
+    page = report.page({"a.json": one | {"question": report._question(one)}})
     assert (
         "| m | 8 | after | 100 | 200 | 99 = 0.99 (0.99–0.99) × before | 891 = 0.99 (0.99–0.99) × before | 98% | – |"
         in page

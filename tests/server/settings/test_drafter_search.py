@@ -69,8 +69,8 @@ def test_without_drafters_none_is_found(folder: Path, hub: Callable[[str], Path]
         f"Drafter ngram: no drafter of Qwen3-8B is here; public: {DSPARK} (--drafter-path fetches it; "
         f"all: outrider drafters {folder})"
     )
-    target_folder = save_target(folder.parent / "other")
-    assert take(target_folder)[1] == "Drafter ngram: no drafter of other is here"
+    other = save_target(folder.parent / "other")
+    assert take(other)[1] == "Drafter ngram: no drafter of other is here"
 
 
 def test_a_drafter_in_the_hubs_cache_is_taken_by_its_name(folder: Path, hub: Callable[[str], Path]) -> None:
@@ -151,11 +151,11 @@ def test_a_mismatched_drafter_is_refused_with_the_reason(tmp_path: Path, hub: Ca
     folder = save_target(tmp_path / "other")
     make(folder / "drafter")
     settings = Settings(model=str(folder), gamma=GAMMA)
-    (candidate,) = drafter_search.candidates(settings, target.find(str(folder)))
-    assert not candidate.fits
+    (one,) = drafter_search.candidates(settings, target.find(str(folder)))
+    assert not one.fits
     resolved, line = take(folder)
     assert resolved == settings
-    for said in (candidate.obstacle, line):
+    for said in (one.obstacle, line):
         assert re.search(reason, said)
 
 
@@ -239,7 +239,7 @@ def test_learning_starts_from_the_found_drafter(folder: Path, hub: Callable[[str
     assert line.startswith("Drafter untrained: ")
     model = target.find(str(folder))
     refused = drafter_search.candidates(Settings(model=str(folder), gamma=GAMMA, **given), model)
-    assert "--learn does not train layers with sliding windows" in [each.obstacle for each in refused]
+    assert "--learn does not train layers with sliding windows" in [one.obstacle for one in refused]
     save_eagle(folder / "head")
     settings = learning.with_start(take(folder, **given)[0], model)
     assert (settings.drafter, settings.drafter_path) == ("eagle3", str(folder / "head"))
@@ -259,11 +259,11 @@ def test_the_command_lists_them(folder: Path, hub: Callable[[str], Path], capsys
     assert main.main(["drafters", str(folder), "--gamma", "3", "--json", "--measure"]) == 0
     listed = json.loads(capsys.readouterr().out)
     rows = {row["name"]: row for row in listed["drafters"]}
-    ours, head, absent = rows[str(folder / "drafter")], rows[EAGLE], rows[DSPARK]
+    own, head, absent = rows[str(folder / "drafter")], rows[EAGLE], rows[DSPARK]
     assert (listed["auto"], listed["hidden_size"]) == (str(folder / "drafter"), 32)
-    assert ours["fits"] is True
-    assert ours["known_from"] == "measured"
-    assert ours["draft_ms"] > 0
+    assert own["fits"] is True
+    assert own["known_from"] == "measured"
+    assert own["draft_ms"] > 0
     assert head["fits"] is False
     assert absent["fits"] is None
     assert absent["folder"] is None
