@@ -166,12 +166,12 @@ def test_haproxy_retries_refused_requests_on_the_other_server(small_front: tuple
     async def refuse(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         return web.json_response({"error": {"code": "unavailable"}}, status=503)
 
-    for one in servers:
-        one.handler = refuse
+    for server in servers:
+        server.handler = refuse
         for number in range(4):
             body = {"model": "small", "max_tokens": 4, "messages": [{"role": "user", "content": f"hello {number}"}]}
             assert HTTP.post(f"{front}/v1/chat/completions", json=body, timeout=60).status_code == 200
-        one.handler = as_told
+        server.handler = as_told
     assert all(each.asked for each in servers)
 
 
@@ -206,13 +206,13 @@ def test_a_client_that_leaves_leaves_the_server(small_front: tuple[str, str, lis
         return response
 
     _, front, servers = small_front
-    for one in servers:
-        one.handler = wait
+    for each in servers:
+        each.handler = wait
     body = {"model": "small", "stream": stream, "messages": [{"role": "user", "content": "wait"}]}
     connection = HTTPConnection(front.removeprefix("http://"))
     connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
     assert asked.wait(30)
     connection.close()
     assert left.wait(30)
-    for one in servers:
-        one.handler = as_told
+    for each in servers:
+        each.handler = as_told

@@ -17,13 +17,13 @@ def test_unverified_positions_are_unobserved() -> None:
 
 
 def test_counts_add() -> None:
-    one = Acceptance.from_steps([3], [1], 3)
-    other = Acceptance.from_steps([3, 2], [3, 2], 3)
-    assert one + other == Acceptance.from_steps([3, 3, 2], [1, 3, 2], 3)
-    assert Acceptance.empty(3) + one == one
+    first = Acceptance.from_steps([3], [1], 3)
+    second = Acceptance.from_steps([3, 2], [3, 2], 3)
+    assert first + second == Acceptance.from_steps([3, 3, 2], [1, 3, 2], 3)
+    assert Acceptance.empty(3) + first == first
     assert Acceptance.empty(3).accepted_length == 0.0
     with pytest.raises(ValueError, match="gamma 3 and 2"):
-        one + Acceptance.empty(2)
+        first + Acceptance.empty(2)
 
 
 @pytest.mark.parametrize(("verified", "accepted"), [(2, 3), (5, 1), (2, -1)])

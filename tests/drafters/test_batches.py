@@ -24,13 +24,13 @@ def test_steps_depend_on_seed_and_number_only(tmp_path: Path) -> None:
     first = random_steps(store, [0, 1, 2, 3], maker, step=0, **options)
     later = random_steps(store, [0, 1, 2, 3], maker, step=1, **options)
     next(first)
-    one, other = next(first), next(later)
-    assert torch.equal(one.tokens, other.tokens)
+    second, again = next(first), next(later)
+    assert torch.equal(second.tokens, again.tokens)
     # a block holds the tokens after its anchor, and a tile hides all from the anchor on
-    assert torch.equal(one.tokens[:, 0], one.anchor_positions)
-    for tile in one.tiles:
+    assert torch.equal(second.tokens[:, 0], second.anchor_positions)
+    for tile in second.tiles:
         seen = (~tile.hidden).sum(-1).flatten()
-        assert torch.equal(seen, one.anchor_positions[tile.blocks])
+        assert torch.equal(seen, second.anchor_positions[tile.blocks])
 
 
 def test_empty_context_rows_have_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:

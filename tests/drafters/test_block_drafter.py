@@ -44,8 +44,8 @@ def test_weights_exchanged_while_it_serves(config: BlockConfig, tmp_path: Path) 
     drafter, table = scene.observed()
     steps = batch(table, [0, 1, 2], list(LENGTHS))
     before = drafter.propose(steps)
-    other = make_model(config, seed=7)
-    checkpoint.save_compact(other, tmp_path / "other")
+    newer = make_model(config, seed=7)
+    checkpoint.save_compact(newer, tmp_path / "other")
     drafter.reload(str(tmp_path / "other"))
     loaded = checkpoint.load(tmp_path / "other", dtype=torch.float32)
     fresh = BlockDrafter(loaded, embedding=drafter.embedding, head=drafter._target_head)
@@ -67,9 +67,9 @@ def test_confidence_is_of_the_head_and_of_how_sure_the_draft_is() -> None:
         head.proj.weight.zero_()
         head.proj.bias.fill_(1.5)
     draft = drafter.propose(dataclasses.replace(step, all_greedy=False))
-    own = torch.logit(draft.probs.amax(-1))
+    sureness = torch.logit(draft.probs.amax(-1))
     for row, (of_head, of_draft, constant) in enumerate((SAMPLED, GREEDY, SAMPLED)):
-        wanted = torch.sigmoid(of_head * 1.5 + of_draft * own[row] + constant)
+        wanted = torch.sigmoid(of_head * 1.5 + of_draft * sureness[row] + constant)
         torch.testing.assert_close(draft.confidence[row], wanted)
 
 

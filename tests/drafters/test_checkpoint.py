@@ -189,14 +189,14 @@ def test_stock_sglang_loads_our_folders(tmp_path: Path) -> None:
         save_plain(model, tmp_path / kind, torch.float32)
     program = Path(__file__).with_name("sglang_loads.py")
     folders = [str(tmp_path / kind) for kind in kinds]
-    for kind, model, found in zip(kinds, models, found_by_fork(program, str(target), *folders), strict=True):
-        assert found["unfilled"] == [], kind
-        assert found["block_size"] == model.config.gamma + (kind == "dflash")
-        assert found["sample_from_anchor"] == model.config.sample_from_anchor
-        assert found["layers"] == len(model.config.target_layers)
+    for kind, model, loaded in zip(kinds, models, found_by_fork(program, str(target), *folders), strict=True):
+        assert loaded["unfilled"] == [], kind
+        assert loaded["block_size"] == model.config.gamma + (kind == "dflash")
+        assert loaded["sample_from_anchor"] == model.config.sample_from_anchor
+        assert loaded["layers"] == len(model.config.target_layers)
         ours = load(tmp_path / kind, dtype=torch.float32).state_dict()
         renamed = {sglang_name(name): digest(value) for name, value in ours.items()}
-        assert found["digests"] == renamed, kind
+        assert loaded["digests"] == renamed, kind
 
 
 def sglang_name(name: str) -> str:

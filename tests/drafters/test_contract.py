@@ -106,10 +106,10 @@ def test_a_confidence_knows_neither_its_token_nor_later_ones(drafter: Drafter, t
     for k in range(GAMMA):
         keys = batch.keys.clone()
         keys[:, k:] += 5
-        other = drafter.propose(dataclasses.replace(batch, keys=keys))
-        assert torch.equal(seen.tokens[:, :k], other.tokens[:, :k])
-        assert torch.equal(seen.confidence[:, : k + 1], other.confidence[:, : k + 1])
-        assert torch.equal(seen.lens, other.lens)
+        changed = drafter.propose(dataclasses.replace(batch, keys=keys))
+        assert torch.equal(seen.tokens[:, :k], changed.tokens[:, :k])
+        assert torch.equal(seen.confidence[:, : k + 1], changed.confidence[:, : k + 1])
+        assert torch.equal(seen.lens, changed.lens)
 
 
 def test_state_lies_at_the_slots(drafter: Drafter) -> None:
@@ -163,13 +163,13 @@ def test_weights_are_exchanged_while_it_serves(name: str, tmp_path: Path) -> Non
     for each in made:
         each.allocate(SLOTS)
         read(each, table := pages(0))
-    other = wanted.propose(asked(table, 1.0))
-    assert not torch.equal(exchanged.propose(asked(table, 1.0)).tokens, other.tokens)
+    expected = wanted.propose(asked(table, 1.0))
+    assert not torch.equal(exchanged.propose(asked(table, 1.0)).tokens, expected.tokens)
 
     exchanged.reload(str(folders[1]))
-    assert exchanged.propose(asked(table, 1.0)).lens.tolist() == other.lens.tolist()
+    assert exchanged.propose(asked(table, 1.0)).lens.tolist() == expected.lens.tolist()
     read(exchanged, table)
-    assert_same_draft(other, exchanged.propose(asked(table, 1.0)))
+    assert_same_draft(expected, exchanged.propose(asked(table, 1.0)))
 
     wide = tmp_path / "wide"
     if name == "eagle3":
@@ -182,4 +182,4 @@ def test_weights_are_exchanged_while_it_serves(name: str, tmp_path: Path) -> Non
     for folder, message in ((wide, "another shape"), (tmp_path / "none", "has no config.json")):
         with pytest.raises(ValueError, match=message):
             exchanged.reload(str(folder))
-    assert_same_draft(other, exchanged.propose(asked(table, 1.0)))
+    assert_same_draft(expected, exchanged.propose(asked(table, 1.0)))

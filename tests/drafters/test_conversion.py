@@ -71,8 +71,8 @@ def answers(count: int = 2, top: int = 5) -> list[Sequence]:
         tokens[-1] = STOP
         probs = torch.rand(length - prompt, top, generator=generator)
         ids = torch.stack([torch.randperm(VOCABULARY, generator=generator)[:top] for _ in probs])
-        one = Sequence(tokens, prompt, torch.empty(length, 0), ids, probs / probs.sum(1, keepdim=True) * 0.9)
-        made.append(whole_blocks(one, SIZE, {STOP}))
+        answer = Sequence(tokens, prompt, torch.empty(length, 0), ids, probs / probs.sum(1, keepdim=True) * 0.9)
+        made.append(whole_blocks(answer, SIZE, {STOP}))
     return made
 
 
@@ -268,8 +268,8 @@ def test_the_models_own_text_agrees(model: ConvertedModel, frozen: FrozenTarget)
     )
     pack = pack_of(model.layout, [s], streams=1)
     assert agreement(model, frozen, pack, 1) == (12, 12)
-    other = replace(s, tokens=torch.where(torch.arange(20) == 9, 3, s.tokens))
-    right, tried = agreement(model, frozen, pack_of(model.layout, [other], streams=1), 1)
+    changed = replace(s, tokens=torch.where(torch.arange(20) == 9, 3, s.tokens))
+    right, tried = agreement(model, frozen, pack_of(model.layout, [changed], streams=1), 1)
     assert right < tried
 
 

@@ -108,9 +108,9 @@ def said(
         kept = min(Fraction(1), p[token] / q[token])  # type: ignore[index]
         verify(block, i + 1, survival, chance * kept)
         rest = [max(Fraction(0), a - b) for a, b in zip(p, q, strict=True)]
-        for other in TOKENS:
-            if kept < 1 and rest[other]:
-                go_on((*prefix, other), chance * (1 - kept) * rest[other] / sum(rest))  # type: ignore[arg-type]
+        for rival in TOKENS:
+            if kept < 1 and rest[rival]:
+                go_on((*prefix, rival), chance * (1 - kept) * rest[rival] / sum(rest))  # type: ignore[arg-type]
 
     for block in blocks(tables, schedule, Drafted(Fraction(1))):
         if block.chance:
@@ -118,14 +118,14 @@ def said(
     return out
 
 
-def distance(tables: Tables, found: dict[tuple[int, ...], Fraction]) -> Fraction:
+def distance(tables: Tables, chances: dict[tuple[int, ...], Fraction]) -> Fraction:
     """Total variation from the target's own distribution."""
     total = Fraction(0)
     for text in product(TOKENS, repeat=GAMMA):
         chance = Fraction(1)
         for i, token in enumerate(text):
             chance *= tables.target(text[:i])[token]
-        total += abs(chance - found[text])
+        total += abs(chance - chances[text])
     return total / 2
 
 
@@ -141,8 +141,8 @@ def test_the_q_of_another_step_is_wrong() -> None:
     for steps in (2, 3):
         off = []
         for tables in map(Tables, range(20)):
-            found = said(tables, SCHEDULES[steps], lambda _, i, tables=tables: tables.draft((None,) * GAMMA, i))
-            off.append(distance(tables, found))
+            chances = said(tables, SCHEDULES[steps], lambda _, i, tables=tables: tables.draft((None,) * GAMMA, i))
+            off.append(distance(tables, chances))
         assert max(off) > Fraction(1, 20)
 
 

@@ -84,8 +84,8 @@ def test_on_a_device_a_backlog_is_encoded_in_steps_of_one_size(requests: int, mo
     whole.on_host = True
     table = 1 + torch.randperm(slots - 1).int().view(requests, -1)
     texts = torch.stack([text(row, 160) for row in range(requests)])
-    for one in (made, whole):
-        observe_one_each(one, table, texts, 150)
+    for drafter in (made, whole):
+        observe_one_each(drafter, table, texts, 150)
     rows = rows_of_passes(monkeypatch)
     asking = batch(table, list(range(requests)), [150] * requests)
     room = rows_of_a_step(requests)
@@ -134,9 +134,9 @@ def test_on_a_device_prompts_are_encoded_when_they_are_read(monkeypatch: pytest.
     whole.on_host = True
     texts = [text(0, 150), text(1, 120)]
     rows, lens = torch.tensor([0, 1]), [150, 120]
-    for one in (made, whole):
-        observe(one, table, 0, texts[0], 0, 150)
-        observe(one, table, 1, texts[1], 0, 120)
+    for drafter in (made, whole):
+        observe(drafter, table, 0, texts[0], 0, 150)
+        observe(drafter, table, 1, texts[1], 0, 120)
     made.prefilled(Prefilled(table, rows, torch.tensor(lens), [150, 20], 150))
     assert [int(made.encoded[table[row, :160].long()].sum()) for row in (0, 1)] == [50, 120]
     assert not made.encoded[table[0, 50:].long()].any()

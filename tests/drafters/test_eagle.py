@@ -109,10 +109,10 @@ def test_a_draft_vocabulary_in_another_order_is_sorted(tmp_path: Path) -> None:
     known = (tensors["d2t"] + torch.arange(40))[order]
     tensors |= {"d2t": known - torch.arange(40), "lm_head.weight": tensors["lm_head.weight"][order].contiguous()}
     save_file(tensors, tmp_path / "model.safetensors")
-    other = EagleDrafter.load(eagle_target("authors"), tmp_path, gamma=GAMMA)
-    other.allocate(SLOTS)
-    scene.observe(other, table, 0, 0, 9)
-    one, two = (d.propose(batch(table, [0], [9], 1.0)) for d in (made, other))
+    reordered = EagleDrafter.load(eagle_target("authors"), tmp_path, gamma=GAMMA)
+    reordered.allocate(SLOTS)
+    scene.observe(reordered, table, 0, 0, 9)
+    one, two = (d.propose(batch(table, [0], [9], 1.0)) for d in (made, reordered))
     assert_same_draft(one, two)
     assert two.vocab is not None
     assert bool((two.vocab.diff() > 0).all())

@@ -97,8 +97,8 @@ def test_a_prefix_from_the_radix_cache_brings_its_text():
     prefix = torch.tensor([5, 6, 7, 8, 9, 1])
     drafter.observe(Features(None, prefix, torch.arange(6), table[0, :6]))
     table[1, :6] = table[0, :6]
-    own = torch.tensor([2, 5])
-    drafter.observe(Features(None, own, torch.arange(6, 8), table[1, 6:8]))
+    slots = torch.tensor([2, 5])
+    drafter.observe(Features(None, slots, torch.arange(6, 8), table[1, 6:8]))
     draft = drafter.propose(
         DraftBatch(
             anchors=torch.tensor([6]), seq_lens=torch.tensor([8]), page_table=table.to(torch.int32),

@@ -142,11 +142,12 @@ def test_a_run_learns_goes_on_and_is_measured_as_it_drafts(target_folder: Path, 
     for steps in ("23", "80"):
         more = ["--data", str(tmp_path / "whole"), "--steps", steps]
         assert train.run(arguments("dflash2", target_folder, prompts, tmp_path / "pieces", *more)) == 0
-    one, other = (networks.load_any(tmp_path / name / "drafter", dtype=torch.float32) for name in ("whole", "pieces"))
-    for name, value in one.state_dict().items():
-        torch.testing.assert_close(other.state_dict()[name], value, atol=1e-2, rtol=1e-2)
-    assert one.candidate_selector.successor_codebook.any()
-    assert (one.layers[0].mlp_conv.base_kernel[:, 1] != 0).any()
+    whole = networks.load_any(folder, dtype=torch.float32)
+    pieces = networks.load_any(tmp_path / "pieces" / "drafter", dtype=torch.float32)
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(pieces.state_dict()[name], value, atol=1e-2, rtol=1e-2)
+    assert whole.candidate_selector.successor_codebook.any()
+    assert (whole.layers[0].mlp_conv.base_kernel[:, 1] != 0).any()
 
     target = TargetModel.load(str(target_folder), dtype=torch.float32)
     drafter = BlockDrafter.load(make_target(target.config, target.embedding, target.head), folder)
@@ -188,13 +189,13 @@ def test_all_kinds_train_on_the_answers_of_one_store(target_folder: Path, prompt
     assert len({fact["sequences"] for fact in facts.values()}) == 1
     stored = json.loads((data / "features" / "meta.json").read_text())
     assert stored["layers"] == [1, 2, 3, 4]
-    own = tmp_path / "own"
-    train.run(arguments("eagle3", target_folder, prompts, own, "--steps", "0"))
-    meta = json.loads((own / "features" / "meta.json").read_text())
+    folder = tmp_path / "own"
+    train.run(arguments("eagle3", target_folder, prompts, folder, "--steps", "0"))
+    meta = json.loads((folder / "features" / "meta.json").read_text())
     assert meta["layers"] == [1, 2, 4]
     alone, joint = (
         FeatureStore(place / "features", width=m["width"], top=32, meta={})
-        for place, m in ((own, meta), (data, stored))
+        for place, m in ((folder, meta), (data, stored))
     )
     joint.select((1, 2, 4), (1, 2, 3, 4))
     assert joint.widths["features"] == alone.widths["features"] == 3 * 32

@@ -129,11 +129,11 @@ def test_measured_tau_equals_decoding_with_the_drafter(target_folder: Path, prom
     asked = {"count": 6, "new_tokens": 20, "temperature": 0.0, "kept": tmp_path / "answers"}
     answers = measure.target_answers(target, str(prompts), **asked)
     assert answers == measure.target_answers(target, str(prompts), **asked)
-    (found,) = measure.measure(target, [measure.Arm("trained", folder / "drafter")], answers)
+    (measured,) = measure.measure(target, [measure.Arm("trained", folder / "drafter")], answers)
     drafter = BlockDrafter.load(make_target(target.config, target.embedding, target.head), folder / "drafter")
     cycles = sum(decode_with(drafter, target, ids, prompt) for ids, prompt in answers)
-    assert found.cycles == cycles
-    assert found.tokens == sum(len(ids) - prompt - 1 for ids, prompt in answers)
+    assert measured.cycles == cycles
+    assert measured.tokens == sum(len(ids) - prompt - 1 for ids, prompt in answers)
 
 
 @pytest.mark.slow

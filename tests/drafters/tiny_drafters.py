@@ -246,10 +246,10 @@ def check_draws_are_unseen(drafter: Any, table: torch.Tensor, lengths: tuple[int
     for k in range(drafter.gamma):
         keys = base.keys.clone()
         keys[:, k:] += 5
-        other = drafter.propose(dataclasses.replace(base, keys=keys))
-        assert not torch.equal(seen.tokens[:, k], other.tokens[:, k])
-        assert torch.equal(seen.confidence[:, : k + 1], other.confidence[:, : k + 1])
-        assert torch.equal(seen.probs[:, : k + 1], other.probs[:, : k + 1])
+        redrawn = drafter.propose(dataclasses.replace(base, keys=keys))
+        assert not torch.equal(seen.tokens[:, k], redrawn.tokens[:, k])
+        assert torch.equal(seen.confidence[:, : k + 1], redrawn.confidence[:, : k + 1])
+        assert torch.equal(seen.probs[:, : k + 1], redrawn.probs[:, : k + 1])
 
 
 def check_history_is_forgotten(slots: torch.Tensor, make: Callable[[], Any], read: Callable[..., None]) -> None:
@@ -292,9 +292,9 @@ def check_what_measuring_finds(drafter: Drafter, target: TargetModel, folder: Pa
     learned."""
     prompts.write_text("".join(reversed(prompts.read_text().splitlines(keepends=True))))  # the first ones are held out
     answers = measure.target_answers(target, str(prompts), count=6, new_tokens=20, temperature=0.0, kept=None)
-    (found,) = measure.measure(target, measure.arms_of([folder], [1]), answers)
-    assert found.cycles == sum(decode_with(drafter, target, ids, prompt) for ids, prompt in answers)
-    assert found.accepted_length > 1.3
+    (measured,) = measure.measure(target, measure.arms_of([folder], [1]), answers)
+    assert measured.cycles == sum(decode_with(drafter, target, ids, prompt) for ids, prompt in answers)
+    assert measured.accepted_length > 1.3
 
 
 def decode_with(drafter: Drafter, target: TargetModel, ids: list[int], prompt: int) -> int:

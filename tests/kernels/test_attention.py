@@ -108,8 +108,8 @@ def test_float32_result_does_not_depend_on_the_batch(heads, dim, threads, attent
     set_threads(threads)
     together = attention(q, k, v, batch, scale=0.125)
     for token in range(q.shape[0]):
-        one = attention(q[token, None], k, v, alone(batch, token), scale=0.125)
-        assert torch.equal(one[0], together[token]), f"token {token}"
+        single = attention(q[token, None], k, v, alone(batch, token), scale=0.125)
+        assert torch.equal(single[0], together[token]), f"token {token}"
 
 
 @pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
@@ -119,8 +119,8 @@ def test_compiled_result_of_a_prompt_does_not_depend_on_its_pieces(dtype, window
     q, k, v, batch = ragged_attention([300], [541], dtype=dtype)
     together = flat_attention(q, k, v, batch, scale=0.125, window=window)
     for token in range(300):
-        one = flat_attention(q[token, None], k, v, alone(batch, token), scale=0.125, window=window)
-        assert torch.equal(one[0], together[token]), f"token {token}"
+        single = flat_attention(q[token, None], k, v, alone(batch, token), scale=0.125, window=window)
+        assert torch.equal(single[0], together[token]), f"token {token}"
 
 
 @pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
@@ -144,8 +144,8 @@ def test_requests_with_one_query_each_do_not_depend_on_how_many_there_are(reques
     set_threads(2)
     together = flat_attention(q, k, v, batch, scale=0.125)
     for token in range(requests):
-        one = flat_attention(q[token, None], k, v, alone(batch, token), scale=0.125)
-        assert torch.equal(one[0], together[token]), f"request {token}"
+        single = flat_attention(q[token, None], k, v, alone(batch, token), scale=0.125)
+        assert torch.equal(single[0], together[token]), f"request {token}"
 
 
 @PATHS

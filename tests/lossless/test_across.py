@@ -28,9 +28,9 @@ def secrets(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def flags(tmp_path: Path, small_target: SmallTarget) -> tuple[str, ...]:
-    own = (*EXACT, *small_target.flags(), "--planner", "verify-all")
+    same = (*EXACT, *small_target.flags(), "--planner", "verify-all")
     return (
-        *own, "--lookup-across", "--lookup-store", str(tmp_path / "texts"), "--api-keys", str(tmp_path / "keys.toml"),
+        *same, "--lookup-across", "--lookup-store", str(tmp_path / "texts"), "--api-keys", str(tmp_path / "keys.toml"),
     )  # fmt: skip
 
 

@@ -269,12 +269,12 @@ def test_servers_with_other_drafters_are_no_pair(
 ) -> None:
     """The request fails at once, and the prefill server still serves its own decode server."""
     flags = (*FLAGS, *small_target.flags("ngram"), "--", "--disaggregation-mode", "decode", *TCP)
-    other = ForkedServer(tmp_path / "log", *flags)
+    decoding = ForkedServer(tmp_path / "log", *flags)
     try:
-        unlike = Pair(pair_server.prefill, other.wait_until_ready(), pair_server.port)
+        unlike = Pair(pair_server.prefill, decoding.wait_until_ready(), pair_server.port)
         refused = unlike.post("/v1/completions", {"prompt": "Hi", "max_tokens": 4})
         assert refused.status_code == 500
         assert "start both with the same flags" in pair_server.prefill.output()
         assert tokens(pair_server.complete(prompts[0], **PLAIN))
     finally:
-        other.kill()
+        decoding.kill()

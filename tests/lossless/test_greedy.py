@@ -121,6 +121,9 @@ def test_a_cache_too_small_for_all(exact_server, prompts, plain):
     until_retracted(exact_server.url, ask)
 
 
+AGES = {"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 6}
+PERSON = {"type": "object", "required": ["name", "ages"], "additionalProperties": False}
+PERSON |= {"properties": {"name": {"type": "string", "maxLength": 20}, "ages": AGES}}
 RULES = {
     "frequency penalty": {"frequency_penalty": 0.6},
     "presence penalty": {"presence_penalty": 1.2},
@@ -128,23 +131,7 @@ RULES = {
     "minimum length": {"min_tokens": 40},
     "bias": {"logit_bias": {"260": 4.0, "28": -100}},
     "stop": {"stop": ["ould"]},
-    "schema": {
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {
-                "name": "person",
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        "name": {"type": "string", "maxLength": 20},
-                        "ages": {"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 6},
-                    },
-                    "required": ["name", "ages"],
-                    "additionalProperties": False,
-                },
-            },
-        }
-    },
+    "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}},
 }
 
 
@@ -197,14 +184,14 @@ def test_answers_that_end_with_the_context(served, prompts):
     lengths = [context - 40, 30, context - 20, 50]
     asked = [(text[:length], min(context - length, 60)) for length in lengths]
 
-    def ask(one, speculate):
-        return tokens(complete(served, one[0], speculate=speculate, max_tokens=one[1], **body))
+    def ask(case, speculate):
+        return tokens(complete(served, case[0], speculate=speculate, max_tokens=case[1], **body))
 
-    alone = [ask(one, False) for one in asked]
+    alone = [ask(prompt, False) for prompt in asked]
     assert [len(answer) for answer in alone] == [38, 60, 18, 60]
     before = accepted_tokens(served)
     with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(lambda one: ask(one, True), asked)) == alone
+        assert list(pool.map(lambda prompt: ask(prompt, True), asked)) == alone
     assert accepted_tokens(served) > before
 
 

@@ -81,7 +81,7 @@ def test_answers_equal_transformers(chat: str, reads_images: ReadsImages, images
         answer = ask(images_server, messages, speculate=speculates)
         assert answer["usage"]["prompt_tokens"] == len(reads_images.prompt(messages)[0])
         assert text(answer) == decode(free[0])
-        logprobs = [one["logprob"] for one in answer["choices"][0]["logprobs"]["content"]]
+        logprobs = [entry["logprob"] for entry in answer["choices"][0]["logprobs"]["content"]]
         torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(free[1]), atol=2e-4, rtol=1e-4)
         answer = ask(images_server, messages, speculate=speculates, logit_bias=BIAS)
         assert text(answer) == decode(biased[0])
@@ -118,7 +118,7 @@ def test_many_at_once(images_server: Server) -> None:
         answers = pool.map(
             lambda i: ask(images_server, CHATS[names[i]], speculate=i % 3 > 0, logit_bias=BIAS), range(12)
         )
-        assert [text(one) for one in answers] == [alone[name] for name in names]
+        assert [text(answer) for answer in answers] == [alone[name] for name in names]
 
 
 def test_tokens_of_images_are_the_placeholder_to_a_penalty(reads_images: ReadsImages, images_server: Server) -> None:

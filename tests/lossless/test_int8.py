@@ -45,7 +45,7 @@ def test_the_faster_activations_are_the_default(rounding_server: Server, tmp_pat
         assert f"Activations {chosen}: " in server.output()
         if chosen == "int8":
             prompt = ["Name three rivers of Europe."]
-            texts = [complete_all(one, prompt, 1, speculate=False, **GREEDY) for one in (server, rounding_server)]
+            texts = [complete_all(each, prompt, 1, speculate=False, **GREEDY) for each in (server, rounding_server)]
             assert tokens(texts[0][0]) == tokens(texts[1][0])
 
 

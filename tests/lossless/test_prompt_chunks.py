@@ -144,6 +144,6 @@ def test_drafters_exchanged_while_prompts_are_half_read(
     assert answers(server, 8, speculate=True) == whole[MODEL]
     assert server.output().count(CUT) > 3
     assert server.stop() == 0
-    kept = [(one.prompt_ids, one.response_ids) for one in AnswerReader(folder).read()]
+    kept = [(answer.prompt_ids, answer.response_ids) for answer in AnswerReader(folder).read()]
     cases = [prompt for _ in BODIES for prompt in long_prompts()]
     assert sorted(kept) == sorted([*zip(cases, whole[MODEL], strict=True)] * 3)

@@ -79,16 +79,16 @@ def alone(folder: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def plain(alone: Server) -> list[list[int]]:
-    return [ask(alone, one, speculate=False) for one in ASKED]
+    return [ask(alone, case, speculate=False) for case in ASKED]
 
 
-def ask(served: Server, one: tuple[list[int], int], *, speculate: bool) -> list[int]:
-    return tokens(complete(served, one[0], speculate=speculate, max_tokens=one[1], **BODY))
+def ask(served: Server, case: tuple[list[int], int], *, speculate: bool) -> list[int]:
+    return tokens(complete(served, case[0], speculate=speculate, max_tokens=case[1], **BODY))
 
 
 def test_one_at_a_time(served: Server, plain: list[list[int]]) -> None:
     before = MetricsPage(served.url)
-    assert [ask(served, one, speculate=True) for one in ASKED] == plain
+    assert [ask(served, case, speculate=True) for case in ASKED] == plain
     after = MetricsPage(served.url)
     for name in ("accepted", "wasted"):  # states advanced by both kinds of steps
         name = f"outrider_{name}_tokens_total"
@@ -101,13 +101,13 @@ def test_many_at_once_in_a_cache_too_small_for_all(served: Server, plain: list[l
 
     def ask_all() -> None:
         with ThreadPoolExecutor(len(asked) + 4) as pool:
-            leaving = [pool.submit(leave, served, one) for one in ASKED[:4]]
+            leaving = [pool.submit(leave, served, case) for case in ASKED[:4]]
             choices = list(pool.map(lambda i: ask(served, asked[i], speculate=i % 3 > 0), range(len(asked))))
             assert all(each.result() for each in leaving)
         assert choices == [*plain, *reversed(plain)]
 
     until_retracted(served.url, ask_all)
-    assert [ask(served, one, speculate=True) for one in ASKED] == plain
+    assert [ask(served, case, speculate=True) for case in ASKED] == plain
 
 
 @pytest.mark.parametrize(("asked", "speculate"), [(3, False), (0, False), (7, True), (4, True)])
@@ -123,9 +123,9 @@ def test_a_second_turn_reads_new_tokens_alone(asked: int, speculate: bool, serve
     assert len(prompt) <= cached <= read if speculate else cached == read
 
 
-def leave(served: Server, one: tuple[list[int], int]) -> bool:
+def leave(served: Server, case: tuple[list[int], int]) -> bool:
     """Request a long answer, and hang up at its first token."""
-    body = {"model": MODEL, "prompt": one[0], "max_tokens": 300, "stream": True, **BODY}
+    body = {"model": MODEL, "prompt": case[0], "max_tokens": 300, "stream": True, **BODY}
     with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=120) as answer:
         return any(line.startswith("data:") for line in answer.iter_lines())
 
@@ -150,12 +150,12 @@ def with_mtp(folder: Path) -> Iterator[Server]:
 @pytest.mark.server
 def test_its_mtp_layer(with_mtp: Server, plain: list[list[int]]) -> None:
     assert "in the model's checkpoint, fits with-mtp" in with_mtp.output()
-    assert [ask(with_mtp, one, speculate=True) for one in ASKED] == plain
+    assert [ask(with_mtp, case, speculate=True) for case in ASKED] == plain
     asked = [*ASKED, *reversed(ASKED)]
 
     def ask_all() -> None:
         with ThreadPoolExecutor(len(asked)) as pool:
-            assert list(pool.map(lambda one: ask(with_mtp, one, speculate=True), asked)) == [*plain, *reversed(plain)]
+            assert list(pool.map(lambda case: ask(with_mtp, case, speculate=True), asked)) == [*plain, *reversed(plain)]
 
     until_retracted(with_mtp.url, ask_all)
     page = MetricsPage(with_mtp.url)
@@ -169,7 +169,7 @@ def test_a_drafter_with_hidden_states(folder: Path, plain: list[list[int]], requ
         pytest.skip("--exhaustive starts a server for it")
     with started(folder, "dspark", "--drafter-path", str(folder / "dspark"), "--no-lookup") as server:
         with ThreadPoolExecutor(len(ASKED)) as pool:
-            assert list(pool.map(lambda one: ask(server, one, speculate=True), ASKED)) == plain
+            assert list(pool.map(lambda case: ask(server, case, speculate=True), ASKED)) == plain
         page = MetricsPage(server.url)
         for name in ("accepted", "wasted"):
             assert page.value(f"outrider_{name}_tokens_total") > 10

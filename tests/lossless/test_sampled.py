@@ -276,8 +276,8 @@ def seeded(exact_server, prompts):
     """Seeded answers, each alone on the server, without speculation."""
     body = {"max_tokens": TOKENS, "ignore_eos": True}
     alone = [tokens(complete(exact_server, prompts[i], speculate=False, **body, **SEEDED[i])) for i in range(2)]
-    other = tokens(complete(exact_server, prompts[0], speculate=False, **body, **(SEEDED[0] | {"seed": 9})))
-    assert other != alone[0]
+    reseeded = tokens(complete(exact_server, prompts[0], speculate=False, **body, **(SEEDED[0] | {"seed": 9})))
+    assert reseeded != alone[0]
     return alone
 
 
@@ -310,7 +310,7 @@ def test_a_seed_decides_the_answer(served, others, seeded, prompts):
     asked = asked[2:12] + asked[:2] + asked[12:]
     body = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 1.0}
     with ThreadPoolExecutor(len(asked)) as pool:
-        ask = lambda one: tokens(complete(served, one[0], speculate=True, **(body | one[1])))  # noqa: E731
+        ask = lambda case: tokens(complete(served, case[0], speculate=True, **(body | case[1])))  # noqa: E731
         answers = list(pool.map(ask, asked))
     first = min(10, others)
     assert answers[first : first + 2] == seeded
@@ -348,8 +348,8 @@ def test_choices_of_a_seeded_request_differ_and_are_reproducible(exact_server, p
     )
     assert once == again
     assert len(set(once)) == 3
-    one = tokens(complete(exact_server, prompts[0], speculate=False, **(body | {"n": 1})))
-    assert once[0] == tuple(one)
+    alone = tokens(complete(exact_server, prompts[0], speculate=False, **(body | {"n": 1})))
+    assert once[0] == tuple(alone)
     twice = complete(exact_server, [PROMPT, PROMPT], speculate=True, chat=False, **(body | {"n": 2}))
     assert len({tuple(choice["token_ids"]) for choice in twice["choices"]}) == 4
 

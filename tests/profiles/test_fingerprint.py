@@ -30,8 +30,8 @@ def test_a_copy_of_a_folder_has_the_same_digest_and_any_change_another(tmp_path:
 
 def test_the_end_of_a_large_file_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprint, "SAMPLE_BYTES", 10)
-    one = fingerprint.folder_digest(folder(tmp_path / "a", weights=b"w" * 99 + b"x"))
-    assert one != fingerprint.folder_digest(folder(tmp_path / "b"))
+    digest = fingerprint.folder_digest(folder(tmp_path / "a", weights=b"w" * 99 + b"x"))
+    assert digest != fingerprint.folder_digest(folder(tmp_path / "b"))
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

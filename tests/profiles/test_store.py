@@ -60,17 +60,17 @@ def test_a_profile_of_another_engine_is_refused_naming_every_difference(tmp_path
 
 def test_every_field_of_a_fingerprint_counts() -> None:
     for name, value in HERE.to_json().items():
-        other = replace(HERE, **{name: value * 2})
-        assert len(HERE.differences(other)) == 1
-        assert HERE.differences(other)[0].startswith(f"{name}: ")
+        changed = replace(HERE, **{name: value * 2})
+        assert len(HERE.differences(changed)) == 1
+        assert HERE.differences(changed)[0].startswith(f"{name}: ")
 
 
 def test_versions_of_sglang_with_equal_steps_share_profiles_on_cpus_alone() -> None:
-    one, other = sorted(EQUAL_STEPS[0])[:2]
-    assert replace(HERE, sglang=one).differences(replace(HERE, sglang=other)) == []
-    on_gpu = replace(HERE, sglang=one, instruction_set="")
-    assert on_gpu.differences(replace(on_gpu, sglang=other)) == [f"sglang: {one!r}, here {other!r}"]
-    assert replace(HERE, sglang=one).differences(replace(HERE, sglang="0.1")) == [f"sglang: {one!r}, here '0.1'"]
+    older, newer = sorted(EQUAL_STEPS[0])[:2]
+    assert replace(HERE, sglang=older).differences(replace(HERE, sglang=newer)) == []
+    on_gpu = replace(HERE, sglang=older, instruction_set="")
+    assert on_gpu.differences(replace(on_gpu, sglang=newer)) == [f"sglang: {older!r}, here {newer!r}"]
+    assert replace(HERE, sglang=older).differences(replace(HERE, sglang="0.1")) == [f"sglang: {older!r}, here '0.1'"]
 
 
 def test_the_users_profiles_come_before_the_shipped_and_the_latest_first(tmp_path: Path) -> None:

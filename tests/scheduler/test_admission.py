@@ -48,7 +48,7 @@ def test_prefixes_within_bounds_and_of_the_best_value(block, tokens, data):
     assert int(verify_lens.sum()) <= tokens
     possible = min(tokens, int((survival > 0).sum()))
     assert int(verify_lens.sum()) == possible
-    best = max(value(survival.numpy(), found) for found in prefixes(lens, possible))
+    best = max(value(survival.numpy(), counts) for counts in prefixes(lens, possible))
     assert value(survival.numpy(), tuple(verify_lens.tolist())) == pytest.approx(best, abs=1e-6)
 
 

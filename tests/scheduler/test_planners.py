@@ -1,4 +1,4 @@
-"""Planners against brute force; the asynchronous planner's history, correction and curve."""
+"""Planners against brute force; the asynchronous planner's history, correction, curve and sort."""
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from outrider.scheduler.baselines import Synchronous
 from outrider.scheduler.contract import Budget
 from outrider.scheduler.cost.model import StepCost
 from outrider.scheduler.cost.step_times import Point
+from outrider.scheduler.curve import LARGEST, RESOLUTION, largest_survivals
 from outrider.scheduler.history import SAMPLES, SurvivalHistory
 from outrider.scheduler.planner import Asynchronous
 
@@ -32,10 +33,10 @@ def test_algorithm_1_finds_the_best_of_all_choices_where_throughput_has_one_peak
     verify_lens = planner.admit(torch.from_numpy(confidence), torch.from_numpy(lens), budget)
     survival = confidence.cumprod(1)
 
-    def throughput(found: tuple[int, ...]) -> float:
-        return (requests + value(survival, found)) / (seconds[sum(found)] + 0.1)
+    def throughput(counts: tuple[int, ...]) -> float:
+        return (requests + value(survival, counts)) / (seconds[sum(counts)] + 0.1)
 
-    best = max(throughput(found) for k in range(room + 1) for found in prefixes(lens.tolist(), k))
+    best = max(throughput(counts) for k in range(room + 1) for counts in prefixes(lens.tolist(), k))
     assert throughput(tuple(verify_lens.tolist())) == pytest.approx(best, rel=1e-5)
 
 
@@ -130,7 +131,7 @@ def test_late_observation_plans_the_same():
             None,
         )
     assert len({expected for expected, _ in budgets}) > 2
-    assert all(expected == found for expected, found in budgets)
+    assert all(expected == planned for expected, planned in budgets)
 
 
 def test_steps_are_observed_in_order_and_once():
@@ -245,9 +246,9 @@ def test_overconfident_survivals_are_corrected_by_acceptance():
     sure = np.full((2, GAMMA), 0.95, dtype=np.float32)
     planner, trusting = Asynchronous(cost, GAMMA), uncorrected(cost)
     budgets = {}
-    for name, one in (("corrected", planner), ("trusting", trusting)):
+    for name, each in (("corrected", planner), ("trusting", trusting)):
         budgets[name] = [
-            run(one, view(2, GAMMA), sure, accepted=(rng.random((2, GAMMA)) < 0.3).cumprod(1).sum(1))
+            run(each, view(2, GAMMA), sure, accepted=(rng.random((2, GAMMA)) < 0.3).cumprod(1).sum(1))
             for _ in range(400)
         ]
     assert budgets["trusting"][-1] == 2 * GAMMA
@@ -272,11 +273,11 @@ def test_requests_with_rules_have_a_correction_of_their_own():
 
     def factors(ruled: list[bool] | None) -> tuple[float, float]:
         planner, rng = Asynchronous(curve_cost(2, [1.0] * 3), 1, held=1), np.random.default_rng(0)
-        one, asked = np.ones(2, dtype=np.int64), np.ones(2, dtype=bool)
+        ones, asked = np.ones(2, dtype=np.int64), np.ones(2, dtype=bool)
         for _ in range(2000):
             step, survival = view(2, 1, ruled=ruled), np.full((2, 1), 0.75, dtype=np.float32)
             planner.budget(step)
-            observe(planner, step, survival, one, np.array([1, 1 + (rng.random() < 0.75)]), asked)
+            observe(planner, step, survival, ones, np.array([1, 1 + (rng.random() < 0.75)]), asked)
         return planner.correction.factor, planner.ruled_correction.factor
 
     plain, ruled = factors([True, False])
@@ -346,3 +347,29 @@ def test_without_drafting_the_curve_shows_the_expected_gain():
     assert curve.chosen == (0.0, 2.0)
     assert len(curve.tokens) > 1
     assert (curve.throughput < 2.0).all()
+
+
+def sorted_first(survival: np.ndarray, count: int) -> np.ndarray:
+    """Reference of `largest_survivals`: sorts the floats, then rounds down."""
+    ordered = np.sort(survival, axis=1)[:, ::-1][:, :count]
+    return np.floor(ordered * np.float32(RESOLUTION)).astype(np.uint16)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_largest_equals_its_reference(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    samples, n = int(rng.integers(1, 6)), int(rng.integers(1, 300))
+    count = int(rng.integers(0, n + 3))
+    survival = rng.beta(5, 1, (samples, n)).astype(np.float32) * np.float32(rng.uniform(0, LARGEST))
+    survival[rng.random((samples, n)) < 0.2] = 0.0  # not drafted
+    survival[rng.random((samples, n)) < 0.2] = survival[0, 0]  # ties
+    expected = sorted_first(survival, count)
+    assert expected.shape == (samples, min(count, n))
+    sorted_fast = largest_survivals(survival, count)
+    assert sorted_fast.dtype == np.uint16
+    assert np.array_equal(sorted_fast, expected)
+
+
+def test_the_largest_correction_of_the_largest_survival_fits() -> None:
+    most = np.full((1, 2), LARGEST, dtype=np.float32)
+    assert largest_survivals(most.copy(), 2).tolist() == [[2**16 - 1] * 2]

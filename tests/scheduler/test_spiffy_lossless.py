@@ -3,9 +3,9 @@
 import itertools
 from collections import Counter
 
+import denoising
 import numpy as np
 import pytest
-import spiffy_reference as reference
 from chi_square import p_value
 from denoising import MASK, Decoded, Denoiser, Policy, base_decode, calibrated, candidates, denoiser, static, threshold
 
@@ -22,7 +22,7 @@ def spiffy(
     def rank(distribution: np.ndarray, state: np.ndarray) -> Candidates:
         return candidates(distribution, state, seed, KEPT)
 
-    return reference.spiffy_decode(denoise, policy, block, MASK, graph=graph, budget=budget, rank=rank)
+    return denoising.spiffy_decode(denoise, policy, block, MASK, graph=graph, budget=budget, rank=rank)
 
 
 def started(size: int, shown: int) -> np.ndarray:
@@ -40,10 +40,10 @@ def compared(policy: str, amount: float, size: int, seed: int | None, budgets: l
         denoise = denoiser(size, VOCABULARY, unrest=0.3, seed=model)
         graph = calibrated(denoise, make(amount), size, step_tokens=step_tokens)
         for shown in range(0, size, -(-size // 8)):
-            own = None if seed is None else seed + shown
-            base = base_decode(denoise, make(amount, own), started(size, shown), MASK)
+            request_seed = None if seed is None else seed + shown
+            base = base_decode(denoise, make(amount, request_seed), started(size, shown), MASK)
             for place, budget in enumerate(budgets):
-                fast = spiffy(denoise, make(amount, own), started(size, shown), graph, budget, own)
+                fast = spiffy(denoise, make(amount, request_seed), started(size, shown), graph, budget, request_seed)
                 assert np.array_equal(base.states, fast.states)
                 assert fast.forwards + fast.accepted - fast.committed == base.forwards
                 forwards[place] += fast.forwards + (not fast.committed)
@@ -76,7 +76,7 @@ def test_drafts_of_a_quiet_denoiser_are_all_accepted():
     ids=["first draft", "all but one token"],
 )
 def test_a_wrong_acceptance_is_detected(broken, monkeypatch):
-    monkeypatch.setattr(reference, "follow", broken)
+    monkeypatch.setattr(denoising, "follow", broken)
     with pytest.raises(AssertionError):
         compared("static", 1, 8, 7, [3])
     with pytest.raises(AssertionError):

@@ -1,4 +1,4 @@
-"""Atomic file replacement."""
+"""Atomic file replacement, and lines appended so that they survive a kill."""
 
 import errno
 import os
@@ -12,6 +12,7 @@ from outrider.drafters.block.model import BlockModel
 from outrider.drafters.training.loop import ReaderRun, Recipe
 from outrider.server.model import cached_folder
 from outrider.storage import replacing
+from outrider.storage.appending import appending
 from outrider.storage.replacing import replace
 
 
@@ -131,3 +132,26 @@ def test_a_cached_folder_is_on_the_disk_before_it_has_its_name(tmp_path: Path, m
     before, after = [{path.name for _, path in part} for part in (calls.seen[:at], calls.seen[at + 1 :])]
     assert before == {"weights", cached_folder.MANIFEST, calls.seen[at][1].name}
     assert after == {tmp_path.name}
+
+
+def test_lines_are_written_at_once_and_synced_every_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, fsync, synced = tmp_path / "lines", os.fsync, []
+
+    def noting(handle: int) -> None:
+        synced.append((os.path.basename(os.readlink(f"/proc/self/fd/{handle}")), len(path.read_text().splitlines())))
+        fsync(handle)
+
+    def fill() -> None:
+        with appending(path, 3) as append:
+            for number in range(7):
+                append(str(number))
+                assert path.read_text().splitlines()[-1] == str(number)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", noting)
+    with pytest.raises(KeyboardInterrupt):
+        fill()
+    assert synced == [(tmp_path.name, 0), ("lines", 3), ("lines", 6), ("lines", 7)]
+    with appending(path, 3) as append:
+        append("more")
+    assert path.read_text().splitlines() == [*map(str, range(7)), "more"]

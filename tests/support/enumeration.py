@@ -264,15 +264,15 @@ def sight(admission: Admission) -> tuple[Any, ...]:
     )
 
 
-def count(found: Found, drawn: Sequence[Drawn], chance: float) -> None:
+def count(sums: Found, drawn: Sequence[Drawn], chance: float) -> None:
     """Add a step of probability `chance` to the expected numbers."""
     by_request: dict[int, set[int]] = defaultdict(set)
     by_own: dict[tuple[int, Text], set[int]] = defaultdict(set)
     step = drawn[0].admission.step
     if step.drafts:
-        found.depths[step.depth] += chance
-    found.plans[tuple(step.view.rows), tuple(step.draft_mask), step.budget.tokens] += chance
-    found.rested += chance * (not step.drafts and not step.looks_up)
+        sums.depths[step.depth] += chance
+    sums.plans[tuple(step.view.rows), tuple(step.draft_mask), step.budget.tokens] += chance
+    sums.rested += chance * (not step.drafts and not step.looks_up)
     for each in drawn:
         admission, p = each.admission, chance * each.chance
         looked_up = [False] * len(step.view.rows) if admission.looked_up is None else admission.looked_up.tolist()
@@ -280,12 +280,12 @@ def count(found: Found, drawn: Sequence[Drawn], chance: float) -> None:
             by_request[row].add(n)
             by_own[row, each.draws.get(row, ())].add(n)
             for k in range(n):
-                found.verified[k + 1] += p
-            found.looked_up += p * n * lookup
-            found.modelled += p * n * (not lookup)
-    found.differed += chance * sum(len(lens) > 1 for lens in by_request.values())
+                sums.verified[k + 1] += p
+            sums.looked_up += p * n * lookup
+            sums.modelled += p * n * (not lookup)
+    sums.differed += chance * sum(len(lens) > 1 for lens in by_request.values())
     influenced = {row for (row, _), lens in by_own.items() if len(lens) > 1}
-    found.influenced += chance * len(influenced)
+    sums.influenced += chance * len(influenced)
 
 
 def exact(

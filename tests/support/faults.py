@@ -89,8 +89,8 @@ class Decoding:
                 if drafts in verified:
                     keep = self.keep(p.get(token, 0.0), q[token])
                     kept[drafts] = kept[tokens] * keep
-                    for other, each in self.replace(p, q).items():
-                        chances[(*tokens, other)] += kept[tokens] * verified[drafts] * (1 - keep) * each
+                    for drawn, each in self.replace(p, q).items():
+                        chances[(*tokens, drawn)] += kept[tokens] * verified[drafts] * (1 - keep) * each
         return {more: p for more, p in chances.items() if p > 0}
 
 

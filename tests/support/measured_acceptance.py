@@ -162,8 +162,8 @@ class Acceptance:
             kept, out, weights = run(NUMBERS[torch.tensor(passed).long()].expand(count, width))
             weights /= weights.sum(1, keepdim=True)
             for row, item in enumerate(items):
-                n, k, own = len(item.drafts), int(kept[row]), thresholds[row].tolist()
-                chance = math.prod(t if yes else 1 - t for t, yes in zip(own[:n], passed, strict=False))
+                n, k, limits = len(item.drafts), int(kept[row]), thresholds[row].tolist()
+                chance = math.prod(t if yes else 1 - t for t, yes in zip(limits[:n], passed, strict=False))
                 if chance > 0 and not any(passed[n:]):
                     assert tuple(out[row, :k].tolist()) == item.drafts[:k]
                     for y, w in enumerate(weights[row].tolist()):

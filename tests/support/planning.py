@@ -120,7 +120,7 @@ def every_planner(requests: int, gamma: int, buckets: TokenBuckets | None = None
 
 def prefixes(lens: list[int], tokens: int) -> list[tuple[int, ...]]:
     """All verify_lens within `lens` that sum to `tokens`."""
-    return [found for found in itertools.product(*(range(n + 1) for n in lens)) if sum(found) == tokens]
+    return [counts for counts in itertools.product(*(range(n + 1) for n in lens)) if sum(counts) == tokens]
 
 
 def value(survival: np.ndarray, verify_lens: tuple[int, ...]) -> float:

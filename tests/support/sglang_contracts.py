@@ -172,13 +172,13 @@ def differences(places: dict[str, str]) -> list[str]:
     for name in names:
         place = places.get(name, "relied on")
         try:
-            (found,) = fingerprints([name]).values()
+            (fingerprint,) = fingerprints([name]).values()
         except LookupError:
             lines.append(f"{name} is not there ({place})")
             continue
         if name not in known:
             lines.append(f"{name} has not been read ({place})")
-        elif found != known[name]:
+        elif fingerprint != known[name]:
             lines.append(f"{name} has changed ({place})")
     return lines
 

@@ -39,8 +39,8 @@ def _json(**names: str) -> Callable[[str, dict[str, Any]], str]:
     return lambda function, values: json.dumps({name: function, arguments: values}, ensure_ascii=False)
 
 
-def _around(before: str, one: Callable[[str, dict[str, Any]], str], after: str) -> Callable[[str, dict[str, Any]], str]:
-    return lambda function, values: before + one(function, values) + after
+def _around(before: str, say: Callable[[str, dict[str, Any]], str], after: str) -> Callable[[str, dict[str, Any]], str]:
+    return lambda function, values: before + say(function, values) + after
 
 
 def _fields(pattern: str) -> Callable[[dict[str, Any]], str]:
@@ -77,49 +77,49 @@ def _gemma(function: str, values: dict[str, Any]) -> str:
 
 
 def _kimi_k2(text: str, calls: Sequence[Call]) -> str:
-    one = (
+    shown = (
         f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{json.dumps(values)}<|tool_call_end|>"
         for index, (name, values) in enumerate(calls)
     )
-    return text + ("<|tool_calls_section_begin|>" + "".join(one) + "<|tool_calls_section_end|>" if calls else "")
+    return text + ("<|tool_calls_section_begin|>" + "".join(shown) + "<|tool_calls_section_end|>" if calls else "")
 
 
 def _kimi_k3(text: str, calls: Sequence[Call]) -> str:
     field = _fields('<|open|>argument key="{key}" type="{kind}"<|sep|>{value}<|close|>argument<|sep|>')
-    one = (
+    shown = (
         f'<|open|>call tool="{name}" index="{index}"<|sep|>{field(values)}<|close|>call<|sep|>'
         for index, (name, values) in enumerate(calls)
     )
     said = f"<|open|>response<|sep|>{text}<|close|>response<|sep|>"
-    return said + ("<|open|>tools<|sep|>" + "".join(one) + "<|close|>tools<|sep|>" if calls else "")
+    return said + ("<|open|>tools<|sep|>" + "".join(shown) + "<|close|>tools<|sep|>" if calls else "")
 
 
 def _harmony(text: str, calls: Sequence[Call]) -> str:
-    one = (
+    shown = (
         f"<|start|>assistant<|channel|>commentary to=functions.{name}"
         f"<|constrain|>json<|message|>{json.dumps(values)}<|call|>"
         for name, values in calls
     )
-    return f"<|channel|>final<|message|>{text}<|end|>" + "".join(one)
+    return f"<|channel|>final<|message|>{text}<|end|>" + "".join(shown)
 
 
 def _muse(text: str, calls: Sequence[Call]) -> str:
     field = _fields('<atem:parameter name="{key}">{value}</atem:parameter>\n')
-    one = (
+    shown = (
         f'<|start|>assistant to={name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n{field(values)}'
         "</atem:invoke>\n</atem:function_calls><|eom|>"
         for name, values in calls
     )
-    return f"to=user<|message|>{text}<|eom|>" + "".join(one)
+    return f"to=user<|message|>{text}<|eom|>" + "".join(shown)
 
 
 def _inkling(text: str, calls: Sequence[Call]) -> str:
-    one = (
+    shown = (
         f"<|message_model|>{name}<|content_invoke_tool_json|>"
         f"{json.dumps({'name': name, 'args': values}, ensure_ascii=False)}<|end_message|>"
         for name, values in calls
     )
-    return text + "".join(one)
+    return text + "".join(shown)
 
 
 def _minimax_m3(function: str, values: dict[str, Any]) -> str:

@@ -193,7 +193,7 @@ def test_from_random_weights(folder: Path, command: list[str], answers: list[Ans
     assert events(folder, "gate")[0]["in_use_tau"] == 1.0
     assert not candidates(folder)
     assert run(command, until=lambda: candidates(folder), gate__FIRST_TAU=1.01) == -signal.SIGTERM
-    learned, first = (json.loads((one / "config.json").read_text()) for one in (folder / "drafters/0001", start_folder))
+    learned, first = (json.loads((at / "config.json").read_text()) for at in (folder / "drafters/0001", start_folder))
     assert learned == first
     use(folder, "0001")
     gates = len(events(folder, "gate"))

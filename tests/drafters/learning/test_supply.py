@@ -61,9 +61,9 @@ def test_more_general_answers_are_trained_on_and_the_gate_keeps_its_own(tmp_path
     more = general_answers(tmp_path / "general", target, (1,), prompts, MORE)
     assert [s.tokens.tolist() for s in more.sequences(more.judging)] == judging
     assert len(more.training) > len(first.training) + 20
-    for found in (first, more):
-        parts = (found.training, found.choosing, found.judging)
+    for answers in (first, more):
+        parts = (answers.training, answers.choosing, answers.judging)
         assert all(parts)
-        assert sorted(itertools.chain(*parts)) == list(range(len(found.store)))
+        assert sorted(itertools.chain(*parts)) == list(range(len(answers.store)))
     again = general_answers(tmp_path / "general", target, (1,), prompts)
     assert (again.training, again.choosing, again.judging) == (more.training, more.choosing, more.judging)

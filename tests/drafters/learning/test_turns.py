@@ -184,19 +184,19 @@ def events(folder: Path, name: str) -> list[dict[str, Any]]:
 def test_each_key_learns_for_itself_over_a_kill(command: list[str], answers: list[Answer], tmp_path: Path) -> None:
     """One key's features are on disk at a time; general answers are written once for all."""
     root = tmp_path / "learner"
-    one, other = (owners.make(root, Owner(name)) for name in ("ann", "bob"))
-    keep(one, answers)
-    keep(other, answers[:30])
+    ann, bob = (owners.make(root, Owner(name)) for name in ("ann", "bob"))
+    keep(ann, answers)
+    keep(bob, answers[:30])
     several = [*command, "--per", "key", "--keys", "1"]
     assert run(several, "gate") == -signal.SIGKILL
-    assert not events(other, "waiting")
-    done = run(several, until=lambda: events(one, "candidate") and events(other, "waiting"), learner__PATIENCE=2)
+    assert not events(bob, "waiting")
+    done = run(several, until=lambda: events(ann, "candidate") and events(bob, "waiting"), learner__PATIENCE=2)
     assert done == -signal.SIGTERM
-    assert events(other, "waiting")[0]["reason"] == "too few held-out answers"
+    assert events(bob, "waiting")[0]["reason"] == "too few held-out answers"
     assert sorted(path.parent.parent.name for path in root.rglob("general")) == ["learner"]
-    assert not (other / "drafters").exists()
-    assert (one / "drafters" / "0001" / "config.json").is_file()
-    assert json.loads((other / "learner.json").read_text())["steps"] == 0
+    assert not (bob / "drafters").exists()
+    assert (ann / "drafters" / "0001" / "config.json").is_file()
+    assert json.loads((bob / "learner.json").read_text())["steps"] == 0
 
 
 @pytest.fixture
@@ -217,9 +217,9 @@ def test_an_adapters_learner_has_the_adapter(scripted: Turns, adapters: list[Own
     assert take_all(scripted) == [sql.name, poems.name, tmp_path.name]
     paths = [adapter and str(adapter.path) for adapter in Scripted.adapters]
     assert paths == [adapters[0].path, adapters[1].path, None]
-    other = Path(adapters[1].path)
+    second = Path(adapters[1].path)
     (Path(adapters[0].path) / "adapter_model.safetensors").write_bytes(
-        (other / "adapter_model.safetensors").read_bytes()
+        (second / "adapter_model.safetensors").read_bytes()
     )
     for folder in (sql, poems):
         keep(folder, [Answer([1, 2, 99], [3, 4, 5], 0.0)])

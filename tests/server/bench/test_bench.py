@@ -59,10 +59,10 @@ def test_arms_on_an_engine_without_a_profile(tmp_path: Path, small_target: Small
     assert list(measured["results"]) == ["1", "2"]
     for arms in measured["results"].values():
         assert list(arms) == ["off", "verify all", "planned"]
-        for [one] in arms.values():
-            assert (one["whole"], one["asked"], one["differ"], one["failures"]) == (one["asked"], one["asked"], 0, {})
-            assert one["throughput"] > 0
-            assert one["output_tokens"] * one["whole"] / one["seconds"] == pytest.approx(one["throughput"], rel=0.05)
+        for [run] in arms.values():
+            assert (run["whole"], run["asked"], run["differ"], run["failures"]) == (run["asked"], run["asked"], 0, {})
+            assert run["throughput"] > 0
+            assert run["output_tokens"] * run["whole"] / run["seconds"] == pytest.approx(run["throughput"], rel=0.05)
         [off], [every] = arms["off"], arms["verify all"]
         assert off["counts"]["tau"] == 1
         counts = every["counts"]
@@ -87,7 +87,7 @@ def test_every_arm_of_a_block_diffusion_model(tmp_path: Path, request: pytest.Fi
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert "answers that differ between arms: 0" in done.stdout
-        arms = {arm: one["counts"] for arm, [one] in record.read(tmp_path / "found.json")["results"]["1"].items()}
+        arms = {arm: run["counts"] for arm, [run] in record.read(tmp_path / "found.json")["results"]["1"].items()}
         assert list(arms) == ["off", "D=0", "D=1", "D=2", "D=3", "planned"]
         assert arms["off"]["tau"] == arms["D=0"]["tau"] <= arms["D=3"]["tau"]
         drafted = [arms[f"D={states}"]["drafted"] / arms[f"D={states}"]["request_forwards"] for states in range(4)]

@@ -40,16 +40,16 @@ def test_drafters_are_compared_on_the_same_answers(
     counts = record.read(tmp_path / "counts.json")["results"]
     names = [f"{drafter}, words, T={temperature}" for temperature in (0, 1) for drafter in DRAFTERS]
     assert list(counts) == names
-    for line, (name, found) in zip(table, counts.items(), strict=True):
-        assert line.startswith(f"| {name} | {found['tau']:.2f} |")
-        assert 1 <= found["tau"] <= 5
-        assert len(found["tried"]) == 4
-        assert all(kept <= tried for kept, tried in zip(found["kept"], found["tried"], strict=True))
+    for line, (name, drafted) in zip(table, counts.items(), strict=True):
+        assert line.startswith(f"| {name} | {drafted['tau']:.2f} |")
+        assert 1 <= drafted["tau"] <= 5
+        assert len(drafted["tried"]) == 4
+        assert all(kept <= tried for kept, tried in zip(drafted["kept"], drafted["tried"], strict=True))
     assert len(list((tmp_path / "answers").iterdir())) == 2
     assert bench(folder, *drafters, "--answers", str(tmp_path / "answers"), "--anchors", "all", *outputs) == 0
     everywhere = record.read(tmp_path / "counts.json")["results"]
-    for name, found in everywhere.items():
-        assert found["tried"][0] == everywhere[f"dspark, words, {name[-3:]}"]["tried"][0] >= counts[name]["tried"][0]
+    for name, drafted in everywhere.items():
+        assert drafted["tried"][0] == everywhere[f"dspark, words, {name[-3:]}"]["tried"][0] >= counts[name]["tried"][0]
     assert main(["simulate", "--acceptance", str(tmp_path / "counts.json"), "--concurrency", "1", "--steps", "10"]) == 0
 
 

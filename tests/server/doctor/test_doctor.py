@@ -31,10 +31,10 @@ SOURCES = Path(__file__).parents[3] / ".src"
 
 def only(findings: Iterable[Finding], status: Status) -> Finding:
     """The only finding, with a remedy unless it is right."""
-    (found,) = findings
-    assert found.status is status, found
-    assert bool(found.remedy) == (status is not Status.OK)
-    return found
+    (finding,) = findings
+    assert finding.status is status, finding
+    assert bool(finding.remedy) == (status is not Status.OK)
+    return finding
 
 
 def last(findings: Iterable[Finding], status: Status) -> Finding:
@@ -201,8 +201,8 @@ def test_a_profile_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     shipped = store.read(store.SHIPPED / "smollm2-135m-instruct-dspark-zen5-2")
 
     def said(thorough: bool) -> str:
-        own = replace(shipped, name="own", fingerprint=here, thorough=thorough, measured_at="2100-01-01T00:00:00+00:00")
-        store.save(own, tmp_path / "profiles", None)
+        new = replace(shipped, name="own", fingerprint=here, thorough=thorough, measured_at="2100-01-01T00:00:00+00:00")
+        store.save(new, tmp_path / "profiles", None)
         return last(serving.examine(settings), Status.OK).message
 
     assert "own, thorough, of 2100" in said(True)

@@ -236,8 +236,8 @@ def test_the_limit_is_below_that_of_the_system(soft: int, hard: int, wanted: int
 def test_the_metrics_count_connections(server: Server) -> None:
     with httpx.Client(base_url=server.url) as client:
         client.get("/ready")
-        one = metric(server.url, "outrider_open_connections")
+        before = metric(server.url, "outrider_open_connections")
         with httpx.Client(base_url=server.url) as another:
             another.get("/ready")
-            assert metric(server.url, "outrider_open_connections") == one + 1 >= 2
+            assert metric(server.url, "outrider_open_connections") == before + 1 >= 2
     assert metric(server.url, "outrider_refused_connections_total") == 0

@@ -19,20 +19,24 @@ def text(**fields: object) -> dict[str, object]:
     return {"prompt": "Hello", "max_tokens": 4} | fields
 
 
+def says(**fields: object) -> dict[str, object]:
+    return chat(messages=[{"role": "user", "content": "x"} | fields])
+
+
 def schema(content: object) -> dict[str, object]:
     return chat(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": content}})
 
 
+FORM, KWARGS = "response_format.json_schema.schema", "chat_template_kwargs"
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+DEEP = [{"function": {"name": "f", "arguments": '{"a":' + "[" * 99 + "]" * 99 + "}"}}]
+IMAGE = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}]
+NO_SCHEMA = {"type": "json_schema", "json_schema": {"name": "x"}}
 # id: (route, body, param, a part of the message)
 CASES: dict[str, tuple[str, object, str | None, str]] = {
     "not an object": (CHAT, [1], None, "an array"),
     "unknown field": (CHAT, chat(temprature=1), "temprature", "did you mean 'temperature'"),
-    "unknown field in a message": (
-        CHAT,
-        chat(messages=[{"role": "user", "content": "x", "contnt": "y"}]),
-        "messages[0].contnt",
-        "did you mean 'content'",
-    ),
+    "unknown field in a message": (CHAT, says(contnt="y"), "messages[0].contnt", "did you mean 'content'"),
     "unknown field in speculation": (CHAT, chat(speculation={"enable": True}), "speculation.enable", "enable"),
     "unknown field in stream_options": (
         CHAT, chat(stream=True, stream_options={"includ_usage": True}), "stream_options.includ_usage", "include_usage",
@@ -49,18 +53,9 @@ CASES: dict[str, tuple[str, object, str | None, str]] = {
     "messages of a wrong type": (CHAT, chat(messages="hi"), "messages", "array"),
     "message of a wrong type": (CHAT, chat(messages=["hi"]), "messages[0]", "object"),
     "unknown role": (CHAT, chat(messages=[{"role": "boss", "content": "x"}]), "messages[0].role", "user"),
-    "no content": (CHAT, chat(messages=[{"role": "user"}]), "messages[0].content", "required"),
-    "content of a wrong type": (CHAT, chat(messages=[{"role": "user", "content": 3}]), "messages[0].content", "string"),
-    "image": (
-        CHAT,
-        chat(
-            messages=[
-                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x.png"}}]}
-            ]
-        ),
-        "messages[0].content[0]",
-        "text only",
-    ),
+    "no content": (CHAT, says(content=None), "messages[0].content", "required"),
+    "content of a wrong type": (CHAT, says(content=3), "messages[0].content", "string"),
+    "image": (CHAT, says(content=IMAGE), "messages[0].content[0]", "text only"),
     "temperature as a string": (CHAT, chat(temperature="hot"), "temperature", "number"),
     "number as a string": (CHAT, chat(max_tokens="5"), "max_tokens", "integer"),
     "boolean as a number": (CHAT, chat(stream=1), "stream", "boolean"),
@@ -101,57 +96,24 @@ CASES: dict[str, tuple[str, object, str | None, str]] = {
     "stops too long": (CHAT, chat(stop=["x" * 513] * 2), "stop", "1024 are allowed"),
     "messages too many": (CHAT, chat(messages=HELLO * 2049), "messages", "2048 are allowed"),
     "name of a user too long": (CHAT, chat(user="x" * 4097), "user", "4096 are allowed"),
-    "tools too many": (
-        CHAT, chat(tools=[{"type": "function", "function": {"name": "f"}}] * 129), "tools", "128 are allowed",
-    ),
+    "tools too many": (CHAT, chat(tools=[TOOL] * 129), "tools", "128 are allowed"),
     "arguments nested too deeply": (
-        CHAT,
-        chat(
-            messages=[
-                *HELLO,
-                {
-                    "role": "assistant",
-                    "tool_calls": [{"function": {"name": "f", "arguments": '{"a":' + "[" * 99 + "]" * 99 + "}"}}],
-                },
-            ]
-        ),
-        "messages[1].tool_calls[0].function.arguments",
-        "64 deep",
+        CHAT, chat(messages=[*HELLO, {"role": "assistant", "tool_calls": DEEP}]),
+        "messages[1].tool_calls[0].function.arguments", "64 deep",
     ),
     "seed as a fraction": (CHAT, chat(seed=1.5), "seed", "integer"),
     "seed too large": (CHAT, chat(seed=2**63), "seed", "64 bits"),
     "unknown format": (CHAT, chat(response_format={"type": "yaml"}), "response_format.type", "json_schema"),
-    "schema missing": (
-        CHAT,
-        chat(response_format={"type": "json_schema", "json_schema": {"name": "x"}}),
-        "response_format.json_schema.schema",
-        "required",
-    ),
-    "schema with an unknown type": (CHAT, schema({"type": "banana"}), "response_format.json_schema.schema", "banana"),
-    "schema we cannot hold": (
-        CHAT, schema({"type": "array", "uniqueItems": True}), "response_format.json_schema.schema", "uniqueItems",
-    ),
-    "schema with a loose reference": (
-        CHAT,
-        schema({"$ref": "#/$defs/nothing"}),
-        "response_format.json_schema.schema",
-        "nothing",
-    ),
-    "schema too large": (
-        CHAT, schema({"enum": ["x" * 100] * 1000}), "response_format.json_schema.schema", "larger than",
-    ),
+    "schema missing": (CHAT, chat(response_format=NO_SCHEMA), FORM, "required"),
+    "schema with an unknown type": (CHAT, schema({"type": "banana"}), FORM, "banana"),
+    "schema we cannot hold": (CHAT, schema({"type": "array", "uniqueItems": True}), FORM, "uniqueItems"),
+    "schema with a loose reference": (CHAT, schema({"$ref": "#/$defs/nothing"}), FORM, "nothing"),
+    "schema too large": (CHAT, schema({"enum": ["x" * 100] * 1000}), FORM, "larger than"),
     "invalid regex": (CHAT, chat(regex="(["), "regex", "not valid"),
     "invalid grammar": (CHAT, chat(ebnf="root ::= ("), "ebnf", "not valid"),
     "two grammars": (CHAT, chat(ebnf='root ::= "a"', regex="a"), "ebnf", "exclude each other"),
-    "tools without a parser": (
-        CHAT,
-        chat(tools=[{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]),
-        "tools",
-        "--tool-call-parser",
-    ),
-    "template's own arguments": (
-        CHAT, chat(chat_template_kwargs={"messages": "x"}), "chat_template_kwargs", "which the server sets",
-    ),
+    "tools without a parser": (CHAT, chat(tools=[TOOL]), "tools", "--tool-call-parser"),
+    "template's own arguments": (CHAT, chat(chat_template_kwargs={"messages": "x"}), KWARGS, "which the server sets"),
     "template from outside": (CHAT, chat(chat_template_kwargs={"chat_template": "{{ 1 }}"}), None, "chat_template"),
 }  # fmt: skip
 

@@ -38,7 +38,7 @@ def requests() -> list[tuple[str, dict[str, Any]]]:
     files = Path(__file__).with_name("dialects").glob("*.json")
     recorded = [request for file in files for request in json.loads(file.read_text())["requests"]]
     return [
-        (one["path"].partition("?")[0], one["body"]) for one in recorded if "status" not in one and "method" not in one
+        (ask["path"].partition("?")[0], ask["body"]) for ask in recorded if "status" not in ask and "method" not in ask
     ]
 
 

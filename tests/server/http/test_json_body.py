@@ -31,9 +31,9 @@ def counts(value: Any) -> tuple[int, int]:
         inner = [*value, *value.values()]
     elif isinstance(value, list):
         inner = value
-    each = [counts(one) for one in inner]
-    containers = int(isinstance(value, (dict, list))) + sum(one[0] for one in each)
-    return containers, int(isinstance(value, str)) + sum(one[1] for one in each)
+    each = [counts(part) for part in inner]
+    containers = int(isinstance(value, (dict, list))) + sum(part[0] for part in each)
+    return containers, int(isinstance(value, str)) + sum(part[1] for part in each)
 
 
 @pytest.mark.slow

@@ -93,8 +93,8 @@ def events(folder: Path) -> list[str]:
     return [json.loads(line)["event"] for line in (folder / "events.jsonl").read_text().splitlines()]
 
 
-def look(one: Learning) -> None:
-    asyncio.run(one._look())
+def look(learns: Learning) -> None:
+    asyncio.run(learns._look())
 
 
 @pytest.mark.parametrize("damaged", ["", "0002"], ids=["rolls back", "cannot read"])
@@ -132,9 +132,9 @@ def test_a_calibration_is_judged_on_held_out_answers(alike: bool, tmp_path: Path
 
 def test_a_promotion_that_a_full_disk_stops_is_made_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engines = Engines()
-    one = start(tmp_path, engines, monkeypatch)
+    learns = start(tmp_path, engines, monkeypatch)
     offer(tmp_path, "0001")
-    look(one)
+    look(learns)
     offer(tmp_path, "0002")
 
     def full(self: ServerState, folder: Path) -> None:
@@ -143,8 +143,8 @@ def test_a_promotion_that_a_full_disk_stops_is_made_later(tmp_path: Path, monkey
     with monkeypatch.context() as patched:
         patched.setattr(ServerState, "write", full)
         with pytest.raises(OSError, match="No space"):
-            look(one)
-    look(one)
+            look(learns)
+    look(learns)
     assert engines.in_use == ["0002", "0002"]
     assert ServerState.read(tmp_path) == ServerState("0002")
     assert events(tmp_path) == ["promotion", "promotion"]
@@ -153,7 +153,7 @@ def test_a_promotion_that_a_full_disk_stops_is_made_later(tmp_path: Path, monkey
 def test_a_full_disk_at_the_start_does_not_end_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine has refused the drafter of state.json, and the disk is full."""
     ServerState("0001").write(tmp_path)
-    one = start(tmp_path, Engines(), monkeypatch)
+    learns = start(tmp_path, Engines(), monkeypatch)
     tried, written = [], ServerState.write
 
     def full_at_first(self: ServerState, folder: Path) -> None:
@@ -166,7 +166,7 @@ def test_a_full_disk_at_the_start_does_not_end_learning(tmp_path: Path, monkeypa
     monkeypatch.setattr(learning, "LOOK_SECONDS", 0.01)
 
     async def run() -> None:
-        running = asyncio.ensure_future(one.run())
+        running = asyncio.ensure_future(learns.run())
         async with asyncio.timeout(5):
             while len(tried) < 2 and not running.done():
                 await asyncio.sleep(0.01)
@@ -177,13 +177,13 @@ def test_a_full_disk_at_the_start_does_not_end_learning(tmp_path: Path, monkeypa
 
 
 def test_a_learner_that_ends_at_once_is_not_restarted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = start(tmp_path, Engines(), monkeypatch)
-    starts = one.process.starts  # type: ignore[attr-defined]
+    learns = start(tmp_path, Engines(), monkeypatch)
+    starts = learns.process.starts  # type: ignore[attr-defined]
     monkeypatch.setattr(learning, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(learning, "RESTART_SECONDS", 0.2)
 
     async def run() -> None:
-        running = asyncio.ensure_future(one.run())
+        running = asyncio.ensure_future(learns.run())
         async with asyncio.timeout(10):
             while len(starts) < 4:
                 await asyncio.sleep(0.01)

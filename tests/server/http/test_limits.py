@@ -89,8 +89,8 @@ def test_two_servers_on_one_cache_folder_answer_alike(limited_server: Limited, s
     body = LONG | {"max_tokens": 24}  # within the time limit on a busy machine
     with ThreadPoolExecutor(2) as pool:
         ours = pool.submit(limited_server.ask, "operator", body)
-        other = pool.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=120)
-        answers = [future.result() for future in (ours, other)]
+        second = pool.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=120)
+        answers = [future.result() for future in (ours, second)]
     assert [answer.status_code for answer in answers] == [200, 200], [answer.text for answer in answers]
     assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
     assert server.process.poll() is limited_server.server.process.poll() is None
@@ -112,10 +112,10 @@ def test_a_key_has_as_many_under_way_as_it_may(limited_server: Limited) -> None:
     url, body = f"{limited_server.server.url}/v1/completions", LONG | {"stream": True}
     with (
         httpx.Client(headers=limited_server.headers["two"], timeout=60) as client,
-        client.stream("POST", url, json=body) as one,
+        client.stream("POST", url, json=body) as first,
         client.stream("POST", url, json=body) as two,
     ):
-        assert one.status_code == two.status_code == 200
+        assert first.status_code == two.status_code == 200
         refused = limited_server.ask("two")
         assert code(refused) == "concurrency_limit_exceeded"
         assert refused.headers["Retry-After"] == "1"
@@ -370,7 +370,7 @@ def test_keys_are_exchanged_under_load(limited_server: Limited) -> None:
 
 def test_a_stopping_server_answers_all_accepted_requests(limited_server: Limited) -> None:
     count, taken = RUNNING + QUEUED // 2, list[Future[httpx.Response]]()
-    answered = lambda: any(one.done() for one in taken)  # noqa: E731
+    answered = lambda: any(each.done() for each in taken)  # noqa: E731
     with ThreadPoolExecutor(count) as pool:
         for length in (32, 64, 128, 256, 512):  # until they outlast the check
             body = LONG | {"max_tokens": length}

@@ -95,11 +95,11 @@ def test_speculation_is_reported_and_can_be_switched_off(tool_server: Server) ->
     }
     whole = ask(server, asked)
     message, events = streamed(server, asked)
-    for found in (whole, message):
-        details = found["usage"]["output_tokens_details"]
+    for answer in (whole, message):
+        details = answer["usage"]["output_tokens_details"]
         assert details["accepted_prediction_tokens"] > 0
         assert (
-            found["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"]
+            answer["metrics"]["speculative_decoding"]["num_accepted_draft_tokens"]
             == (details["accepted_prediction_tokens"])
         )
     traced = [token for event in events for token in event.get("speculation", {}).get("trace", ())]
@@ -115,12 +115,12 @@ def test_stop_sequences_and_a_message_to_continue(server: Server) -> None:
     asked = ASKED | {"messages": [*STORY, {"role": "assistant", "content": "One, two, three, four,"}]}
     free = ask(server, asked)["content"][0]["text"]
     word = free.split()[2]
-    for found in (
+    for answer in (
         ask(server, asked | {"stop_sequences": [word]}),
         streamed(server, asked | {"stop_sequences": [word]})[0],
     ):
-        assert (found["stop_reason"], found["stop_sequence"]) == ("stop_sequence", word)
-        assert found["content"][0]["text"] == free[: free.index(word)]
+        assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", word)
+        assert answer["content"][0]["text"] == free[: free.index(word)]
 
 
 def test_tools_there_and_back(tool_server: Server) -> None:

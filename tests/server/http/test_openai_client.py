@@ -64,8 +64,8 @@ def test_chat_logprobs(client: openai.OpenAI, model: str) -> None:
     assert "".join(entry.token for entry in content) == answer.choices[0].message.content
     for entry in content:
         assert len(entry.top_logprobs) == 3
-        assert entry.logprob == pytest.approx(max(other.logprob for other in entry.top_logprobs))
-        assert sum(math.exp(other.logprob) for other in entry.top_logprobs) <= 1 + 1e-3
+        assert entry.logprob == pytest.approx(max(likely.logprob for likely in entry.top_logprobs))
+        assert sum(math.exp(likely.logprob) for likely in entry.top_logprobs) <= 1 + 1e-3
 
 
 def test_completion_logprobs(client: openai.OpenAI, model: str) -> None:

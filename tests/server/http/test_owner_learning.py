@@ -70,13 +70,13 @@ def started(folder: Path, *known: Key) -> KeyLearning:
     )
 
 
-def look(one: OwnerLearning) -> None:
-    asyncio.run(one._look())
+def look(learns: OwnerLearning) -> None:
+    asyncio.run(learns._look())
 
 
-def drafter(one: KeyLearning, key: Key) -> str:
+def drafter(learns: KeyLearning, key: Key) -> str:
     """Name of the learned drafter that serves a key."""
-    return one.drafter_of(key, "").learned
+    return learns.drafter_of(key, "").learned
 
 
 def learned(root: Path, owner: str | Owner, *drafters: str) -> Path:
@@ -95,14 +95,14 @@ ANN, BOB = key("ann"), key("bob")
 
 
 def test_each_key_gets_its_own_learners_drafters(tmp_path: Path, engine: Engine) -> None:
-    one = started(tmp_path, ANN, BOB)
-    assert one.drafter_of(ANN, "") == OwnDrafter(Owner("ann").learner, secret=ANN.digest.hex())
+    learns = started(tmp_path, ANN, BOB)
+    assert learns.drafter_of(ANN, "") == OwnDrafter(Owner("ann").learner, secret=ANN.digest.hex())
     ann = learned(tmp_path, "ann", "0001", "0002")
     learned(tmp_path, "bob")
-    look(one)
-    assert one.drafter_of(ANN, "")[:2] == (Owner("ann").learner, "0002")
-    assert one.drafter_of(BOB, "")[:2] == (Owner("bob").learner, "")
-    assert drafter(one, key("ann", learn=False)) == ""
+    look(learns)
+    assert learns.drafter_of(ANN, "")[:2] == (Owner("ann").learner, "0002")
+    assert learns.drafter_of(BOB, "")[:2] == (Owner("bob").learner, "")
+    assert drafter(learns, key("ann", learn=False)) == ""
     assert owner_of(ann) == Owner("ann")
     assert ServerState.read(ann) == ServerState("0002")
     assert drafter(started(tmp_path, ANN, BOB), ANN) == "0002"
@@ -110,31 +110,31 @@ def test_each_key_gets_its_own_learners_drafters(tmp_path: Path, engine: Engine)
 
 
 def test_a_drafter_that_an_engine_rolled_back(tmp_path: Path, engine: Engine) -> None:
-    one = started(tmp_path, ANN, BOB)
+    learns = started(tmp_path, ANN, BOB)
     ann, bob = learned(tmp_path, "ann", "0001"), learned(tmp_path, "bob", "0001")
-    look(one)
+    look(learns)
     learned(tmp_path, "ann", "0002")
-    look(one)
+    look(learns)
     engine.refused = [f"keys/{ann.name}/0002"]
-    look(one)
-    assert (drafter(one, ANN), drafter(one, BOB)) == ("0001", "0001")
+    look(learns)
+    assert (drafter(learns, ANN), drafter(learns, BOB)) == ("0001", "0001")
     assert ServerState.read(ann) == ServerState("0001", ("0002",))
     engine.refused += [f"keys/{ann.name}/0001", f"keys/{bob.name}/0001"]
-    look(one)
-    assert (drafter(one, ANN), drafter(one, BOB)) == ("", "")
-    look(one)
+    look(learns)
+    assert (drafter(learns, ANN), drafter(learns, BOB)) == ("", "")
+    look(learns)
     assert ServerState.read(ann) == ServerState(None, ("0002", "0001"))
-    assert one.metrics.values["rollbacks"] == 3  # type: ignore[attr-defined]
-    assert one.metrics.values["promotions"] == 3  # type: ignore[attr-defined]
+    assert learns.metrics.values["rollbacks"] == 3  # type: ignore[attr-defined]
+    assert learns.metrics.values["promotions"] == 3  # type: ignore[attr-defined]
     events = [json.loads(line)["event"] for line in (ann / "events.jsonl").read_text().splitlines()]
     assert events == ["promotion", "promotion", "rollback", "rollback"]
 
 
 def test_unusable_drafters_are_refused(tmp_path: Path, engine: Engine) -> None:
-    one = started(tmp_path, ANN)
+    learns = started(tmp_path, ANN)
     ann = learned(tmp_path, "ann", "0001")
     (ann / "drafters" / "0001" / "gate.json").unlink()
-    look(one)
+    look(learns)
     assert ServerState.read(ann) == ServerState(None, ("0001",))
     ServerState("0003").write(ann)
     assert drafter(started(tmp_path, ANN), ANN) == ""
@@ -142,41 +142,41 @@ def test_unusable_drafters_are_refused(tmp_path: Path, engine: Engine) -> None:
 
 
 def test_forgotten_while_it_serves(tmp_path: Path, engine: Engine) -> None:
-    one = started(tmp_path, ANN)
+    learns = started(tmp_path, ANN)
     ann = learned(tmp_path, "ann", "0001")
-    look(one)
+    look(learns)
     forget(ann)
-    look(one)
-    assert drafter(one, ANN) == ""
+    look(learns)
+    assert drafter(learns, ANN) == ""
     assert engine.told == [(worker_rpc.DROP_OWNER, f"keys/{ann.name}")]
 
 
 @pytest.mark.parametrize("left", [[], [key("ann", learn=False)]])
 def test_a_key_that_is_gone_or_refuses_is_forgotten(tmp_path: Path, engine: Engine, left: list[Key]) -> None:
-    one = started(tmp_path, ANN, BOB)
+    learns = started(tmp_path, ANN, BOB)
     ann, bob = learned(tmp_path, "ann", "0001"), learned(tmp_path, "bob", "0001")
-    look(one)
-    one.access.keys[:] = [*left, BOB]
-    look(one)
+    look(learns)
+    learns.access.keys[:] = [*left, BOB]
+    look(learns)
     assert [path.name for path in ann.parent.iterdir()] == [bob.name]
     assert engine.told == [(worker_rpc.DROP_OWNER, f"keys/{ann.name}")]
-    assert drafter(one, ANN) == ""
-    assert drafter(one, BOB) == "0001"
+    assert drafter(learns, ANN) == ""
+    assert drafter(learns, BOB) == "0001"
 
 
 def test_only_sums_are_shown(tmp_path: Path, engine: Engine) -> None:
-    one = started(tmp_path, ANN, BOB)
+    learns = started(tmp_path, ANN, BOB)
     for name, answers, tau in (("ann", 3, 2.0), ("bob", 4, 3.0)):
         numbers = {"phase": "training", "answers": answers, "held_out": 1, "tokens": 5, "anchors": 6, "seconds": 0.5}
         numbers |= {"in_use_tau": tau, "candidate_tau": None, "at": float(answers)}
         (learned(tmp_path, name, "0001") / "learner.json").write_text(json.dumps(numbers))
-    look(one)
-    look(one)
-    shown = one.snapshot()
+    look(learns)
+    look(learns)
+    shown = learns.snapshot()
     assert (shown["answers"], shown["held_out"], shown["learned"], shown["in_use_tau"]) == (7, 2, 2, 2.5)
     assert not [name for name in (*learners(tmp_path, KEYS), "ann", "bob") if str(name) in json.dumps(shown)]
-    assert one.metrics.values["in_use"] == 2  # type: ignore[attr-defined]
-    assert one.metrics.values["training"] is True  # type: ignore[attr-defined]
+    assert learns.metrics.values["in_use"] == 2  # type: ignore[attr-defined]
+    assert learns.metrics.values["training"] is True  # type: ignore[attr-defined]
 
 
 def test_requests_share_prefixes_within_key_and_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,41 +209,41 @@ def of_adapters(folder: Path, **loaded: Owner) -> tuple[AdapterLearning, dict[st
 
 
 def test_each_adapter_and_the_model_get_their_own_learners_drafters(tmp_path: Path, engine: Engine) -> None:
-    one, _ = of_adapters(tmp_path, first=SQL, second=POEMS)
-    for model, found in (("m", OwnDrafter(MODEL)), ("sql", OwnDrafter(SQL.learner, adapter="first"))):
-        assert one.drafter_of(None, model) == one.drafter_of(ANN, model) == found
+    learns, _ = of_adapters(tmp_path, first=SQL, second=POEMS)
+    for model, drafter in (("m", OwnDrafter(MODEL)), ("sql", OwnDrafter(SQL.learner, adapter="first"))):
+        assert learns.drafter_of(None, model) == learns.drafter_of(ANN, model) == drafter
     sql = learned(tmp_path, SQL, "0001")
     AnswerStore(tmp_path, 10**6)
-    look(one)
-    assert one.drafter_of(None, "sql") == OwnDrafter(SQL.learner, "0001", "first")
-    assert one.drafter_of(None, "poems") == OwnDrafter(POEMS.learner, "", "second")
-    assert one.drafter_of(None, "m") == OwnDrafter(MODEL)
+    look(learns)
+    assert learns.drafter_of(None, "sql") == OwnDrafter(SQL.learner, "0001", "first")
+    assert learns.drafter_of(None, "poems") == OwnDrafter(POEMS.learner, "", "second")
+    assert learns.drafter_of(None, "m") == OwnDrafter(MODEL)
     assert owner_of(sql) == SQL
     (tmp_path / "drafters").mkdir()
     (sql / "drafters" / "0001").rename(tmp_path / "drafters" / "0001")
-    look(one)
-    assert one.drafter_of(None, "m") == OwnDrafter(MODEL, "0001")
+    look(learns)
+    assert learns.drafter_of(None, "m") == OwnDrafter(MODEL, "0001")
     engine.refused = [f"{MODEL}/0001"]
-    look(one)
-    assert one.drafter_of(None, "m") == OwnDrafter(MODEL)
-    assert one.drafter_of(None, "sql").learned == "0001"
+    look(learns)
+    assert learns.drafter_of(None, "m") == OwnDrafter(MODEL)
+    assert learns.drafter_of(None, "sql").learned == "0001"
 
 
 def test_a_reloaded_adapter_gets_its_drafter_back_and_a_namesake_does_not(tmp_path: Path, engine: Engine) -> None:
-    one, loaded = of_adapters(tmp_path, first=SQL)
+    learns, loaded = of_adapters(tmp_path, first=SQL)
     sql = learned(tmp_path, SQL, "0001")
-    look(one)
+    look(learns)
     del loaded["sql"]
-    look(one)
+    look(learns)
     assert engine.told == [(worker_rpc.DROP_OWNER, SQL.learner)]
     loaded["sql"] = "second", OTHER_SQL
-    assert one.drafter_of(None, "sql") == OwnDrafter(OTHER_SQL.learner, "", "second")
-    look(one)
+    assert learns.drafter_of(None, "sql") == OwnDrafter(OTHER_SQL.learner, "", "second")
+    look(learns)
     assert (sql / "drafters" / "0001").is_dir()
     loaded["sql"] = "third", SQL
-    assert one.drafter_of(None, "sql") == OwnDrafter(SQL.learner, "0001", "third")
+    assert learns.drafter_of(None, "sql") == OwnDrafter(SQL.learner, "0001", "third")
     moved = Owner(SQL.name, SQL.digest, "/elsewhere")
     loaded["sql"] = "fourth", moved
-    look(one)
-    assert one.drafter_of(None, "sql") == OwnDrafter(SQL.learner, "0001", "fourth")
+    look(learns)
+    assert learns.drafter_of(None, "sql") == OwnDrafter(SQL.learner, "0001", "fourth")
     assert owner_of(sql) == moved

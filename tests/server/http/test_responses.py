@@ -66,9 +66,9 @@ def test_speculation_and_logprobs(tool_server: Server) -> None:
     plain = client.responses.create(**asked, extra_body={"speculation": {"enabled": False}})
     assert plain.usage.output_tokens_details.accepted_prediction_tokens == 0
     final, events = streamed(client, asked | {"extra_body": {"speculation": {"trace": True}}})
-    for found in (plain, final):
-        assert found.output_text == whole.output_text
-        entries = found.output[0].content[0].logprobs
+    for response in (plain, final):
+        assert response.output_text == whole.output_text
+        entries = response.output[0].content[0].logprobs
         assert "".join(entry.token for entry in entries) == whole.output_text
         assert {len(entry.top_logprobs) for entry in entries} == {2}
     traced = [token for event in events for token in (getattr(event, "speculation", None) or {}).get("trace", ())]
@@ -92,8 +92,8 @@ def test_calls_and_their_results(tool_server: Server) -> None:
     turns += [{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"} for call in calls]
     after = client.responses.create(**asked | {"input": turns, "tool_choice": "none"})
     assert after.usage.input_tokens > whole.usage.input_tokens
-    one = {"type": "function", "name": "find_hotel"}
-    chosen = client.responses.create(**asked | {"input": turns, "tool_choice": one})
+    hotel = {"type": "function", "name": "find_hotel"}
+    chosen = client.responses.create(**asked | {"input": turns, "tool_choice": hotel})
     assert {item.name for item in chosen.output if item.type == "function_call"} == {"find_hotel"}
 
 

@@ -42,13 +42,13 @@ def test_block_diffusion_has_no_penalty() -> None:
 
 
 def test_the_log_names_recommendations_only_if_there_are_any(capsys: pytest.CaptureFixture[str]) -> None:
-    def logged(found: SamplingDefaults, log_format: str) -> str:
+    def logged(shown: SamplingDefaults, log_format: str) -> str:
         root, server = logging.getLogger(), logging.getLogger(logs.SERVER)
         kept = root.handlers[:], server.handlers[:], server.propagate
         root.handlers[:], server.handlers[:], server.propagate = [], [], True
         try:
             logs.configure(Settings(log_format=log_format))
-            found.announce(server.info)
+            shown.announce(server.info)
         finally:
             root.handlers[:], server.handlers[:], server.propagate = kept
         return capsys.readouterr().err

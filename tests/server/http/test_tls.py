@@ -145,11 +145,11 @@ def test_an_encrypted_key_needs_its_password(tmp_path: Path, monkeypatch: pytest
 
 def test_mismatched_files_are_refused_before_the_start(tmp_path: Path) -> None:
     crt, key = certificate(tmp_path, "server")
-    _, other = certificate(tmp_path, "other")
+    _, foreign_key = certificate(tmp_path, "other")
     text = tmp_path / "text"
     text.write_text("not PEM")
     for files, message in (
-        ({"ssl_certfile": crt, "ssl_keyfile": other}, "other.key is not that of certificate"),
+        ({"ssl_certfile": crt, "ssl_keyfile": foreign_key}, "other.key is not that of certificate"),
         ({"ssl_certfile": crt}, "--ssl-keyfile names a key"),
         ({"ssl_certfile": str(text), "ssl_keyfile": key}, "cannot be used"),
         ({"ssl_certfile": "/no/such/file", "ssl_keyfile": key}, "cannot be read: No such file"),

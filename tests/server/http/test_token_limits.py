@@ -121,7 +121,7 @@ def test_concurrent_requests_never_exceed_a_window(
     running: list[tuple[float, RequestAdmission, int, bool]] = []
 
     def until(moment: float) -> None:
-        for ends, admission, tokens, left in sorted(running, key=lambda one: one[0]):
+        for ends, admission, tokens, left in sorted(running, key=lambda each: each[0]):
             if ends > moment:
                 break
             time.now = max(time.now, ends)
@@ -129,7 +129,7 @@ def test_concurrent_requests_never_exceed_a_window(
             admission.closed("id")
             if not left:
                 admission.end()
-        running[:] = [one for one in running if one[0] > moment]
+        running[:] = [each for each in running if each[0] > moment]
         time.now = moment
 
     for after, prompt, choices, asked, share, seconds, leaves in requests:
@@ -168,17 +168,17 @@ def test_concurrent_requests_never_exceed_a_window(
 def test_a_request_reserves_its_maximum_and_returns_the_rest() -> None:
     time = Time()
     key_usage = key_usage_of(time, tokens_per_minute=100)
-    one = begun(key_usage)
-    assert one.reserve(10, 1, 60, 1000, None) == 60
-    other = begun(key_usage)
-    refusal = refused(other.reserve, 10, 1, 21, 1000, None)
+    first = begun(key_usage)
+    assert first.reserve(10, 1, 60, 1000, None) == 60
+    second = begun(key_usage)
+    refusal = refused(second.reserve, 10, 1, 21, 1000, None)
     assert (refusal.status, refusal.code, refusal.retry_after) == (429, "token_limit_exceeded", 60)
     assert "100 tokens a minute and has 30 left; this request may take 31" in refusal.message
-    assert other.reserve(10, 1, 20, 1000, None) == 20
-    one.opened("a", Choice(output_ids=[1, 2, 3]))
-    one.closed("a")
+    assert second.reserve(10, 1, 20, 1000, None) == 20
+    first.opened("a", Choice(output_ids=[1, 2, 3]))
+    first.closed("a")
     assert key_usage.minute.taken(time.now) == 100  # the answer has not ended
-    one.end()
+    first.end()
     assert key_usage.minute.taken(time.now) == 13 + 30
     assert key_usage.under_way == 1
 
@@ -188,7 +188,7 @@ def test_an_aborted_answer_counts_when_the_engine_has_released_it() -> None:
     key_usage = key_usage_of(time, tokens_per_day=100)
     key_usage.begin()
     admission, seen = RequestAdmission(key_usage), []
-    admission.on_released.append(lambda one: seen.append(one.tokens))
+    admission.on_released.append(lambda released: seen.append(released.tokens))
     admission.reserve(10, 1, 60, 1000, None)
     state = Choice(output_ids=[1] * 5)
     admission.opened("a", state)
@@ -296,16 +296,16 @@ def test_requests_above_the_limit_are_refused_for_good(limits: dict[str, int]) -
 
 def test_each_choice_counts() -> None:
     key_usage = key_usage_of(Time(), concurrency=4)
-    one = begun(key_usage)
-    one.add_choices(3, 1)
-    two = begun(key_usage)
-    refusal = refused(two.add_choices, 2, 1)
+    first = begun(key_usage)
+    first.add_choices(3, 1)
+    second = begun(key_usage)
+    refusal = refused(second.add_choices, 2, 1)
     assert (refusal.status, refusal.code) == (429, "concurrency_limit_exceeded")
-    refusal = refused(two.add_choices, 2, 3)
+    refusal = refused(second.add_choices, 2, 3)
     assert (refusal.status, refusal.code, refusal.param) == (400, "too_many_choices", "n")
     assert refused(key_usage.begin).status == 429
-    two.end()
-    one.end()
+    second.end()
+    first.end()
     assert key_usage.under_way == 0
     key_usage.begin()
     RequestAdmission(key_usage).add_choices(4, 1)

@@ -26,11 +26,11 @@ def test_messages_have_the_tokens_that_a_chat_has(server: Server, client: openai
 
 
 def test_prompts_there_and_back(server: Server) -> None:
-    one = ask(server, "tokenize", {"prompt": "One, two, 三。"})
+    single = ask(server, "tokenize", {"prompt": "One, two, 三。"})
     several = ask(server, "tokenize", {"prompt": ["One, two, 三。", "Four"], "add_special_tokens": False})
-    assert several["tokens"][0] == one["tokens"]
-    assert several["count"] == [one["count"], len(several["tokens"][1])]
-    assert ask(server, "detokenize", {"tokens": one["tokens"]}) == {"text": "One, two, 三。"}
+    assert several["tokens"][0] == single["tokens"]
+    assert several["count"] == [single["count"], len(several["tokens"][1])]
+    assert ask(server, "detokenize", {"tokens": single["tokens"]}) == {"text": "One, two, 三。"}
     assert ask(server, "detokenize", {"tokens": several["tokens"]}) == {"text": ["One, two, 三。", "Four"]}
     ends = ask(server, "tokenize", {"prompt": "<|im_end|>"})["tokens"]
     assert ask(server, "detokenize", {"tokens": ends}) == {"text": ""}

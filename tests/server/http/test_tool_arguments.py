@@ -124,7 +124,7 @@ def test_unenforceable_schemas_of_strict_tools_are_refused(tool_server: Server, 
 def longest_space(text: str) -> int:
     """Longest run of white space outside strings."""
     text = re.sub(r'"(?:[^"\\]|\\.)*"?', '""', text)
-    return max((len(found) for found in re.findall(r"\s+", text)), default=0)
+    return max((len(space) for space in re.findall(r"\s+", text)), default=0)
 
 
 def test_white_space_in_json_is_bounded(tool_server: Server) -> None:

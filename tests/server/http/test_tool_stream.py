@@ -177,8 +177,8 @@ def test_calls_are_the_same_however_their_tokens_are_cut(
             assert whole(handler, written) == (single[0].strip(), loaded(single))
 
 
-def loaded(found: Assembled) -> list[tuple[str, Any]]:
-    return [(name, json.loads(arguments)) for name, arguments in found[2]]
+def loaded(answer: Assembled) -> list[tuple[str, Any]]:
+    return [(name, json.loads(arguments)) for name, arguments in answer[2]]
 
 
 def whole(handler: ChatHandler, written: str) -> tuple[str, list[tuple[str, Any]]]:

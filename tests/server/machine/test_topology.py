@@ -81,38 +81,16 @@ def test_only_allowed_processors_count(tmp_path: Path) -> None:
         ({"proc/self/cgroup": "0::/", f"{V2}/cpu.max": "max 100000"}, None, 8),
         ({"proc/self/cgroup": "0::/", f"{V2}/cpu.max": "1600000 100000"}, 16.0, 8),
         # a group above limits: a pod's, or a slice's
-        (
-            {
-                "proc/self/cgroup": "0::/pod.slice/server.scope",
-                f"{V2}/pod.slice/cpu.max": "300000 100000",
-                f"{V2}/pod.slice/server.scope/cpu.max": "max 100000",
-            },
-            3.0,
-            3,
-        ),
-        (
-            {
-                "proc/self/cgroup": "4:memory:/job\n3:cpu,cpuacct:/job\n0::/",
-                f"{V1}/job/cpu.cfs_quota_us": "250000",
-                f"{V1}/job/cpu.cfs_period_us": "100000",
-                f"{V1}/cpu.cfs_quota_us": "-1",
-                f"{V1}/cpu.cfs_period_us": "100000",
-            },
-            2.5,
-            2,
-        ),
+        ({"proc/self/cgroup": "0::/pod.slice/server.scope", f"{V2}/pod.slice/cpu.max": "300000 100000",
+          f"{V2}/pod.slice/server.scope/cpu.max": "max 100000"}, 3.0, 3),
+        ({"proc/self/cgroup": "4:memory:/job\n3:cpu,cpuacct:/job\n0::/", f"{V1}/job/cpu.cfs_quota_us": "250000",
+          f"{V1}/job/cpu.cfs_period_us": "100000", f"{V1}/cpu.cfs_quota_us": "-1",
+          f"{V1}/cpu.cfs_period_us": "100000"}, 2.5, 2),
         # in a version 1 container the path is the host's
-        (
-            {
-                "proc/self/cgroup": "3:cpu,cpuacct:/docker/0123abcd",
-                f"{V1}/cpu.cfs_quota_us": "400000",
-                f"{V1}/cpu.cfs_period_us": "100000",
-            },
-            4.0,
-            4,
-        ),
+        ({"proc/self/cgroup": "3:cpu,cpuacct:/docker/0123abcd", f"{V1}/cpu.cfs_quota_us": "400000",
+          f"{V1}/cpu.cfs_period_us": "100000"}, 4.0, 4),
     ],
-)
+)  # fmt: skip
 def test_quota_of_a_container(tmp_path: Path, files: dict[str, str], quota: float | None, usable: int) -> None:
     processors = topology.read(tree(tmp_path, machine(8, 1, smt=True) | files), set(range(16)))
     assert processors.quota == quota

@@ -62,5 +62,5 @@ def drafted(server: Server) -> float:
     return metric(server.url, "outrider_accepted_tokens_total")
 
 
-def assert_close(found: list[float], expected: list[float]) -> None:
-    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), atol=2e-4, rtol=1e-4)
+def assert_close(served: list[float], expected: list[float]) -> None:
+    torch.testing.assert_close(torch.tensor(served), torch.tensor(expected), atol=2e-4, rtol=1e-4)

@@ -1,13 +1,15 @@
-"""Models from GGUF files, compared with transformers' reading, and errors."""
+"""Models from GGUF files, compared with transformers' reading and with the models that were written, and errors."""
 
 import json
+import re
 from pathlib import Path
 
+import gguf_models
 import numpy as np
 import pytest
 import tiny_gguf
 import torch
-from gguf_models import LLAMA_3, LLAMA_3_FACTORS
+from gguf_models import LLAMA_3, LLAMA_3_FACTORS, MODELS, PROMPT, logprobs
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from outrider.kernels.blocks import KINDS, BlockRows, BlockWeight
@@ -15,7 +17,7 @@ from outrider.kernels.cpu import native
 from outrider.kernels.int8 import StackedWeight, multiply
 from outrider.kernels.linear import pack, packed_linear
 from outrider.server.errors import UserError
-from outrider.server.model import gguf_model, target
+from outrider.server.model import gguf_architectures, gguf_model, target
 from outrider.server.plugin.loading.gguf_weights import FLOATS, GgufWeights
 
 COMPILED = pytest.mark.skipif(not native.available(), reason="no compiled kernels")
@@ -231,3 +233,25 @@ def test_a_split_file(tmp_path: Path) -> None:
     expected = dict(GgufWeights(gguf_model.prepare(whole, "whole")).everything())
     assert ours.keys() == expected.keys()
     assert all(torch.equal(ours[name], expected[name]) for name in ours)
+
+
+README = Path(__file__).parents[3] / "server" / "README.md"
+
+
+def test_every_architecture_has_a_model_here() -> None:
+    assert {model.architecture for model in MODELS.values()} == gguf_architectures.SUPPORTED.keys()
+
+
+def test_the_readme_names_all_architectures_and_types() -> None:
+    (row,) = re.findall(r"^\| (llama .*) \| (.*) \|$", README.read_text(), re.MULTILINE)
+    architectures, types = (re.sub(r" \(.*?\)", "", cell).split(", ") for cell in row)
+    assert architectures == list(gguf_architectures.SUPPORTED)
+    assert types == list(gguf_model.TYPES)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_the_written_models(tmp_path: Path, name: str) -> None:
+    expected = gguf_models.write(name, tmp_path / "tiny.gguf", "Q8_0")
+    folder = target.plain_folder(str(tmp_path / "tiny.gguf"))
+    ours = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    torch.testing.assert_close(logprobs(ours, PROMPT), logprobs(expected, PROMPT), atol=2e-5, rtol=1e-5)

@@ -31,8 +31,8 @@ def served(server: Server, prompts: list[list[int]], tokenizer: Any, likeliest: 
         body = {"model": bundled_model.NAME, "prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": 20}
         answer = HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120)
         assert answer.status_code == 200, answer.text
-        (found,) = answer.json()["choices"][0]["logprobs"]["top_logprobs"]
-        rows.append([found.get(tokenizer.decode([token]), float("nan")) for token in tokens.tolist()])
+        (likely,) = answer.json()["choices"][0]["logprobs"]["top_logprobs"]
+        rows.append([likely.get(tokenizer.decode([token]), float("nan")) for token in tokens.tolist()])
     return torch.tensor(rows)
 
 

@@ -158,8 +158,8 @@ def exact(rule: Rule) -> Outcomes:
     }
 
 
-def off_by(found: Outcomes, expected: Outcomes) -> float:
-    return sum(abs(float(found.get(text, 0)) - float(expected.get(text, 0))) for text in {*found, *expected}) / 2
+def off_by(chances: Outcomes, expected: Outcomes) -> float:
+    return sum(abs(float(chances.get(text, 0)) - float(expected.get(text, 0))) for text in {*chances, *expected}) / 2
 
 
 @pytest.mark.parametrize("stop", STOPS)

@@ -34,8 +34,8 @@ def test_servers_with_different_slot_sizes_are_no_pair() -> None:
         return disaggregation._compare(lambda manager, peer: (True, None), manager, peer)
 
     assert compare(64, 64, 4, 8) == (True, None)
-    for other in ((64, 64), (64, 64, 4, 16), (64, 64, 4, 8, 4, 8), ()):
-        assert compare(*other) == (False, disaggregation.UNLIKE)
+    for changed in ((64, 64), (64, 64, 4, 16), (64, 64, 4, 8, 4, 8), ()):
+        assert compare(*changed) == (False, disaggregation.UNLIKE)
 
 
 def test_polling_releases_the_core(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,17 +112,17 @@ def said(kind: Kind, planner: Planner, of_target: Callable[[Batch], torch.Tensor
     ).run()
 
 
-def off_by(kind: Kind, found: Found) -> float:
-    return distance(found.texts, exact([plain(kind)], [PROMPT], LENGTH))
+def off_by(kind: Kind, outcomes: Found) -> float:
+    return distance(outcomes.texts, exact([plain(kind)], [PROMPT], LENGTH))
 
 
 @pytest.mark.parametrize("planner", [VerifyAll, lambda: Threshold(0.5)], ids=["verify all", "threshold"])
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_answers_have_the_targets_distribution(kind: Kind, planner: Callable[[], Planner]) -> None:
-    found = said(kind, planner())
-    assert off_by(kind, found) < EXACT
-    assert found.looked_up > 0.3
-    assert found.modelled > 0.3
+    outcomes = said(kind, planner())
+    assert off_by(kind, outcomes) < EXACT
+    assert outcomes.looked_up > 0.3
+    assert outcomes.modelled > 0.3
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -116,8 +116,8 @@ def test_products_of_loaded_checkpoints(tmp_path: Path) -> None:
     expected = [write_folder(kind, tmp_path / name) for name, kind in KINDS.items()]
     program = Path(loads_groups.__file__)
     folders = [str(tmp_path / name) for name in KINDS]
-    for name, products, found in zip(KINDS, expected, found_by_fork(program, *folders), strict=True):
-        assert found == products, name
+    for name, products, loaded in zip(KINDS, expected, found_by_fork(program, *folders), strict=True):
+        assert loaded == products, name
 
 
 @pytest.mark.parametrize(

@@ -181,8 +181,8 @@ def test_answers_are_stored_unless_refused_or_aborted(tmp_path: Path) -> None:
 
 def test_an_adapters_answers_are_kept_for_its_learner_alone(tmp_path: Path) -> None:
     keeper = AnswerKeeper(OwnerStores(tmp_path, 10_000))
-    own, mine = {"learner": ".", "adapter": None}, {"learner": "adapters/a", "adapter": "x"}
-    for number, (lora_id, options) in enumerate(((None, own), ("x", mine), ("y", mine), ("x", own), (None, mine))):
+    model, mine = {"learner": ".", "adapter": None}, {"learner": "adapters/a", "adapter": "x"}
+    for number, (lora_id, options) in enumerate(((None, model), ("x", mine), ("y", mine), ("x", model), (None, mine))):
         req = request(str(number), lora_id=lora_id, **options)
         req.origin_input_ids = [number]
         keeper.finished(req)

@@ -93,11 +93,11 @@ def test_a_diffusion_drafter_needs_no_hidden_states(tmp_path: Path, drafter: str
 
 
 def test_models_without_hidden_states_are_left_to_lookup(tmp_path: Path) -> None:
-    other = runner(OtherModel())
+    silent = runner(OtherModel())
     with pytest.raises(ValueError, match="no hidden states of OtherModel to drafters; use --drafter deer, specdiff"):
-        load_drafter(PluginConfig(drafter="dspark", drafter_path=str(tmp_path)), other)
-    assert isinstance(load_drafter(PluginConfig(drafter="ngram"), other), NgramDrafter)
-    assert load_drafter(PluginConfig(drafter="off"), other) is None
+        load_drafter(PluginConfig(drafter="dspark", drafter_path=str(tmp_path)), silent)
+    assert isinstance(load_drafter(PluginConfig(drafter="ngram"), silent), NgramDrafter)
+    assert load_drafter(PluginConfig(drafter="off"), silent) is None
 
 
 def test_planners_are_made_from_the_profile(tmp_path: Path) -> None:

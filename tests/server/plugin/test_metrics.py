@@ -1,16 +1,18 @@
-"""Speculation's counters and the page's data, and detection of a useless drafter."""
+"""Speculation's counters and the page's data, detection of a useless drafter, and counts of diffusion's rounds."""
 
 import json
 
 import numpy as np
 import pytest
 from planning import step_drafts
+from prometheus_client import CollectorRegistry
 
 from outrider.scheduler.calibration.classes import CLASSES, SOURCES
 from outrider.scheduler.contract import Budget, PlannedCurve
 from outrider.server.http.routes.live import merged
 from outrider.server.plugin.decode.live import CURVE_POINTS, snapshot
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
+from outrider.server.plugin.diffusion.metrics import DiffusionMetrics
 
 GAMMA = 4
 GREEDY = {"sampling": "greedy", "source": "model"}
@@ -151,8 +153,28 @@ def test_a_long_curve_is_thinned_and_keeps_its_ends(metrics) -> None:
 
 
 def test_engines_are_summed_and_the_busiest_shows_its_curve() -> None:
-    one = {"steps": 2.0, "levels": {"met": 1}, "bins": [1, 2], "requests": {"running": 1}, "curve": {"requests": 1}}
+    first = {"steps": 2.0, "levels": {"met": 1}, "bins": [1, 2], "requests": {"running": 1}, "curve": {"requests": 1}}
     two = {"steps": 3.0, "levels": {"met": 2}, "bins": [3, 4], "requests": {"running": 5}, "curve": {"requests": 5}}
-    assert merged([one, two]) == {
+    assert merged([first, two]) == {
         "steps": 5.0, "levels": {"met": 3}, "bins": [4, 6], "requests": {"running": 6}, "curve": {"requests": 5},
     }  # fmt: skip
+
+
+def test_rounds_are_counted_once_and_shown_when_flushed() -> None:
+    registry = CollectorRegistry()
+    metrics = DiffusionMetrics(registry)
+    metrics.observe(open_blocks=3, drafted=4, planned=[0, 3], accepted=[0, 1, 2], joined=1, tokens=8)
+    metrics.observe(open_blocks=0, drafted=0, planned=[], accepted=[], joined=0, tokens=0)  # a prompt alone
+    for _ in range(2):
+        metrics.flush()
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"outrider_{name}", labels)
+
+    assert (value("diffusion_forwards_total"), value("diffusion_request_forwards_total")) == (1, 3)
+    assert (value("drafted_states_total"), value("joined_commits_total"), value("diffusion_tokens_total")) == (4, 1, 8)
+    assert [value("accepted_states_total", depth=depth) for depth in "123"] == [2, 1, 0]
+    assert (value("planned_states_count"), value("planned_states_sum")) == (2, 3)
+    assert [value("planned_states_bucket", le=le) for le in ("0.0", "2.0", "3.0")] == [1, 1, 2]
+    totals = {"forwards": 1, "request_forwards": 3, "tokens": 8, "drafted": 4, "accepted": 3, "joined": 1, "planned": 2}
+    assert metrics.totals == totals

@@ -118,8 +118,8 @@ def test_only_a_part_that_fails_repeatedly_is_switched_off(
     assert len(lines) == max(most, 1)
     assert all(f"{part} failed" in line and "ValueError: why (test_optional_parts.py:" in line for line in lines)
     assert ("off until the next restart" in lines[-1]) == (most > 0)
-    for other in PARTS:
-        assert optional.run(other, -1, len, "four") == (-1 if other == part and most else 4)
+    for each in PARTS:
+        assert optional.run(each, -1, len, "four") == (-1 if each == part and most else 4)
 
 
 @pytest.mark.parametrize("error", [torch.AcceleratorError("device-side assert", 710), torch.OutOfMemoryError("4 GiB")])

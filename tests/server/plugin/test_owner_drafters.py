@@ -119,7 +119,7 @@ def test_numbers_are_never_reused_for_another_key(keys: OwnerDrafters, drafter: 
                 req = request(learner, name)
                 number = keys.admitted(req)
                 assert seen.setdefault(number, learner) == learner
-                assert {n: own[0] for n, own in drafter.sets.items()}.items() <= seen.items()
+                assert {n: weights[0] for n, weights in drafter.sets.items()}.items() <= seen.items()
                 keys.finished(req)
         keys.drop_owner("a")
 

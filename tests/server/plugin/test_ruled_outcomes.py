@@ -95,8 +95,8 @@ def said(ruled: Ruled, planner: Planner) -> Found:
     return Enumeration([PROMPT], Acceptance(logits, [ruled.kind]), model, model, planner, LENGTH, VOCAB).run()
 
 
-def off_by(ruled: Ruled, found: Found) -> float:
-    return distance(found.texts, exact([ruled.plain()], [PROMPT], LENGTH))
+def off_by(ruled: Ruled, outcomes: Found) -> float:
+    return distance(outcomes.texts, exact([ruled.plain()], [PROMPT], LENGTH))
 
 
 @pytest.mark.parametrize("planner", [VerifyAll, lambda: Threshold(0.5)], ids=["verify all", "threshold"])

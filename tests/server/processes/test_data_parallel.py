@@ -107,7 +107,7 @@ def test_a_request_becomes_part_of_the_trace_that_it_names(server: Server, colle
     answer = HTTP.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60).json()
     wait_until(lambda: {"prefill_forward", "decode_forward"} <= set(collector.of(trace_id)), 30)
     wait_until(lambda: any("rid" in attributes for attributes in collector.of(trace_id).values()), 30)
-    (request,) = [found for found in collector.of(trace_id).values() if "rid" in found]
+    (request,) = [span for span in collector.of(trace_id).values() if "rid" in span]
     assert request["rid"] == answer["id"]
     assert request["gen_ai.usage.completion_tokens"] == 8
     (line,) = [line for line in server.output().splitlines() if "request_id=traced" in line]
@@ -120,9 +120,9 @@ def test_each_engine_stays_on_cores_of_its_own(server: Server) -> None:
     assert first
     assert second
     assert not first & second
-    for process, own in zip(schedulers(server), (first, second), strict=True):
+    for process, cores in zip(schedulers(server), (first, second), strict=True):
         for thread in process.threads():
-            assert set(psutil.Process(thread.id).cpu_affinity()) <= own
+            assert set(psutil.Process(thread.id).cpu_affinity()) <= cores
 
 
 def test_a_killed_engine_ends_the_server(server: Server) -> None:

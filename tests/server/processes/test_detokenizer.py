@@ -91,7 +91,7 @@ def together(batches: list[BatchTokenIDOutput]) -> BatchTokenIDOutput:
     whole = copy.copy(batches[0])
     for name in BatchTokenIDOutput.__struct_fields__:
         if any(isinstance(getattr(batch, name), list) for batch in batches):
-            setattr(whole, name, [one for batch in batches for one in getattr(batch, name) or [None]])
+            setattr(whole, name, [entry for batch in batches for entry in getattr(batch, name) or [None]])
     return whole
 
 

@@ -48,8 +48,8 @@ def test_the_next_server_deletes_a_killed_ones_folder(
         left = ours.recv()
         (left / "metrics").mkdir()
         (left / "metrics" / "counter.db").touch()
-        other = temporary / f"{PREFIX}file"
-        other.touch()
+        file = temporary / f"{PREFIX}file"
+        file.touch()
         second = RunFolder.make()
         assert left.exists()  # its server lives
         assert elsewhere.exists()
@@ -57,7 +57,7 @@ def test_the_next_server_deletes_a_killed_ones_folder(
         process.kill()
         process.join()
     third = RunFolder.make()
-    assert sorted(temporary.iterdir()) == sorted([second.path, third.path, other])
+    assert sorted(temporary.iterdir()) == sorted([second.path, third.path, file])
     assert not elsewhere.exists()
 
 

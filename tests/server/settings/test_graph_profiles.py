@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from profile_samples import POINTS
+from profile_samples import profile
 
 from outrider.profiles import draft_graphs, store
 from outrider.profiles.draft_graphs import TEMPERATURES
@@ -47,11 +47,8 @@ def save(
         for name in TEMPERATURES
     ]
     change(graphs)
-    here = profile_lookup.fingerprint(settings, model)
-    profile = Profile(
-        name="mine", fingerprint=here, points=POINTS, thorough=True, measured_at="2026", measured_how="by hand"
-    )
-    return store.save(profile, profile_lookup.roots()[0], None, graphs)
+    made = profile("mine", profile_lookup.fingerprint(settings, model))
+    return store.save(made, profile_lookup.roots()[0], None, graphs)
 
 
 def same(one: DraftGraph, other: DraftGraph) -> bool:

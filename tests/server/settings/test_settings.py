@@ -14,7 +14,7 @@ from outrider.server.cli import serve
 from outrider.server.cli.main import main
 from outrider.server.errors import UserError
 from outrider.server.machine import hardware
-from outrider.server.model import bundled_model, target
+from outrider.server.model import target
 from outrider.server.model.target import Model
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.settings import learning, memory
@@ -166,11 +166,6 @@ def test_context_never_exceeds_the_cache(sglang_args, smollm2: Model) -> None:
     assert arguments.context_length == 8192
 
 
-def test_code_of_models_is_not_trusted(sglang_args, smollm2: Model) -> None:
-    arguments = sglang_args.build(Settings(**CPU), smollm2, memory.MemoryPlan(2000), engines=1)
-    assert arguments.trust_remote_code is False
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -209,31 +204,15 @@ def test_flags_for_sglang(sglang_args) -> None:
             sglang_args.parse_flags(flags)
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--enable-hierarchical-cache"],
-        ["--hicache-storage-backend", "file"],
-        ["--enable-lmcache"],
-        ["--lmcache-config-file", "x"],
-        ["--enable-flexkv"],
-        ["--flexkv-config-file", "x"],
-        ["--enable-unified-cache-external-linker"],
-        ["--radix-cache-backend", "x"],
-        ["--enable-hisparse"],
-    ],
-)
-def test_a_cache_restored_without_our_states_is_refused(sglang_args, flags: list[str]) -> None:
-    message = f"SGLang's {flags[0]} is not available here: it brings back keys and values alone"
+@pytest.mark.parametrize("flags", [
+    "--enable-hierarchical-cache", "--hicache-storage-backend file", "--enable-lmcache", "--lmcache-config-file x",
+    "--enable-flexkv", "--flexkv-config-file x", "--enable-unified-cache-external-linker", "--radix-cache-backend x",
+    "--enable-hisparse",
+])  # fmt: skip
+def test_a_cache_restored_without_our_states_is_refused(sglang_args, flags: str) -> None:
+    message = f"SGLang's {flags.split()[0]} is not available here: it brings back keys and values alone"
     with pytest.raises(UserError, match=message):
-        sglang_args.parse_flags(flags)
-
-
-def test_model_names(tmp_path: Path, smollm2: Model) -> None:
-    assert smollm2.name == bundled_model.NAME
-    assert smollm2.context_length == 8192
-    with pytest.raises(UserError, match="does not exist"):
-        target.find("/no/such/folder")
+        sglang_args.parse_flags(flags.split())
 
 
 @pytest.mark.parametrize(("command", "flag", "replacement"), FORMER)

@@ -92,10 +92,10 @@ def test_open_loop_does_not_wait_for_answers(tmp_path: Path, capsys: pytest.Capt
     assert code == 0
     assert len(server.asked) == 15
     assert all(body["max_tokens"] == 3 and body["stream"] for body in server.asked)
-    [[found]] = record.read(results)["results"]["10"].values()
-    assert (found["asked"], found["whole"], found["good"]) == (10, 10, 0.0)  # TPOT is 50 ms
-    assert 0.8 <= found["ttft"]["p50"] < 1.2
-    assert 0.04 < found["tpot"]["p50"] < 0.1
+    [[measured]] = record.read(results)["results"]["10"].values()
+    assert (measured["asked"], measured["whole"], measured["good"]) == (10, 10, 0.0)  # TPOT is 50 ms
+    assert 0.8 <= measured["ttft"]["p50"] < 1.2
+    assert 0.04 < measured["tpot"]["p50"] < 0.1
     assert "10/10" in shown
     with rows.open() as file:
         lines = list(csv.DictReader(file))
@@ -254,7 +254,7 @@ def test_a_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_shipped_scenarios_are_valid(path: Path) -> None:
     shipped = scenario.read(path, {})
     assert shipped.description
-    assert all(file.is_file() for one in shipped.requests for file in one.prompts)
+    assert all(file.is_file() for kind in shipped.requests for file in kind.prompts)
 
 
 def test_a_scenario_runs_and_flags_win_over_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,7 +87,7 @@ def test_several_servers_take_turns(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "× fast" in shown
     assert set(measured["memory_mb"]) == set(measured["models"]) == {"fast", "slow"}
     assert min(measured["memory_mb"].values()) > 1
-    fast_ms, slow_ms = (statistics.median(one["processor_ms"] for one in arms[name]) for name in ("fast", "slow"))
+    fast_ms, slow_ms = (statistics.median(run["processor_ms"] for run in arms[name]) for name in ("fast", "slow"))
     assert slow_ms > fast_ms + computes * 1e3 / 4 * 0.8, "an answer has 4 tokens"
     assert "processor time a token" in shown
 
@@ -108,12 +108,12 @@ def test_every_round_has_new_texts_of_the_same_lengths(tmp_path: Path, capsys: p
     file = tmp_path / "mixed.toml"
     file.write_text("[[requests]]\ninput_tokens = { min = 20, max = 2000 }\nbody = { min_tokens_per_second = 1e9 }\n")
     written = tmp_path / "load.json"
-    with SmallServer(answer) as one, SmallServer(answer) as two:
+    with SmallServer(answer) as first, SmallServer(answer) as two:
         flags = ("--arrivals", "fixed", "--rate", "20,30", "--seconds", "0.3", "--warm-up", "0", "--rounds", "2")
-        urls = (f"one={one.url}", f"two={two.url}")
+        urls = (f"one={first.url}", f"two={two.url}")
         code, shown = load(capsys, "--scenario", str(file), "--url", *urls, *flags, "--json", str(written))
     assert code == 0
-    of_one, of_two = ([body["messages"][0]["content"] for body in server.asked[2:]] for server in (one, two))
+    of_one, of_two = ([body["messages"][0]["content"] for body in server.asked[2:]] for server in (first, two))
     assert of_one == of_two
     assert len(set(of_one)) == len(of_one) == 30  # two rounds of 6 and 9 requests
     lengths = [len(text.split()) for text in of_one]

@@ -29,11 +29,11 @@ class Batch:
         starts = [16, 20, 20, 20, 8, 12, 16, 0, 20, 24]
         self.tables = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 0, 0])
         self.starts = torch.tensor(starts)
-        own = self.page_table[self.tables[:, None], self.starts[:, None] + torch.arange(BLOCK)].long()
-        own[[2, 3, 8, 9]] = slots[3 * CONTEXT : 3 * CONTEXT + 4 * BLOCK].view(4, BLOCK)
+        block_slots = self.page_table[self.tables[:, None], self.starts[:, None] + torch.arange(BLOCK)].long()
+        block_slots[[2, 3, 8, 9]] = slots[3 * CONTEXT : 3 * CONTEXT + 4 * BLOCK].view(4, BLOCK)
         self.rows = OpenRows(
             tokens=torch.randint(1, 50, (10, BLOCK), generator=draw), starts=self.starts,
-            before=torch.tensor([7, 7, 7, 7, 8, 8, 8, 0, 7, 9]), tables=self.tables, slots=own,
+            before=torch.tensor([7, 7, 7, 7, 8, 8, 8, 0, 7, 9]), tables=self.tables, slots=block_slots,
             open=torch.tensor([False, True, True, True, False, False, False, True, False, True]),
             above=torch.tensor([-1] * 9 + [8]),
         )  # fmt: skip
@@ -79,15 +79,15 @@ def test_rows_that_predict_each_position(target: DiffusionTarget) -> None:
     batch = Batch()
     rows, flat = batch.rows, flatten(batch.rows, target, batch.page_table)
     blocks = len(rows) * BLOCK
-    own = torch.arange(blocks).view(-1, BLOCK)
+    block_rows = torch.arange(blocks).view(-1, BLOCK)
     assert torch.equal(flat.tokens[:blocks].view(-1, BLOCK), rows.tokens)
     assert torch.equal(flat.slots[:blocks].view(-1, BLOCK), rows.slots)
     assert torch.equal(flat.positions[:blocks].view(-1, BLOCK), rows.starts[:, None] + torch.arange(BLOCK))
     if not target.shift:
-        assert torch.equal(flat.says, own)
+        assert torch.equal(flat.says, block_rows)
         assert len(flat.tokens) == blocks
         return
-    assert torch.equal(flat.says[rows.open, 1:], own[rows.open, :-1])
+    assert torch.equal(flat.says[rows.open, 1:], block_rows[rows.open, :-1])
     assert flat.says[1:4, 0].tolist() == [BLOCK - 1] * 3  # the last row of the final block before it, for drafts too
     assert flat.says[7, 0] == -1  # no row comes before position 0
     assert len(flat.tokens) == blocks

@@ -23,17 +23,17 @@ def test_on_the_host_an_outcome_is_read_when_the_planner_looks_back(make, value)
 
 def test_outcomes_wait_while_a_plan_holds_and_none_is_lost(make, clock, value):
     planning, prompt = make(held=3), make()
-    for one in (planning, prompt):
-        prefill(one, 2)
+    for each in (planning, prompt):
+        prefill(each, 2)
     read = []
     for _ in range(7):
-        for one in (planning, prompt):
-            run(one, 2, accepted=3)
+        for each in (planning, prompt):
+            run(each, 2, accepted=3)
         clock.now += 0.5
         read.append(int(planning.requests.generated[2]) // 3)
     assert read == [0, 0, 0, 3, 3, 3, 6]
-    for one in (planning, prompt):
-        one.flush()
+    for each in (planning, prompt):
+        each.flush()
     assert planning.requests.generated[2] == prompt.requests.generated[2] == 21
     assert planning.state() == prompt.state()
     assert value("outrider_decode_steps_total") == 14

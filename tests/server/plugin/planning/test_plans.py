@@ -23,8 +23,8 @@ def test_steps_under_way_are_shown_to_the_planner_that_planned_them(make, device
     clock.now += 0.25
     run(planning, 2, accepted=4)
     before, cost = planning.planner, planning.planner.cost
-    other = curve_cost(1, PAYS)
-    planning.plan_by(Asynchronous(other, GAMMA, held=1), HALVED)
+    newer = curve_cost(1, PAYS)
+    planning.plan_by(Asynchronous(newer, GAMMA, held=1), HALVED)
     drift = cost.drift.plain
     assert drift != 1
     assert planning.requests.generated[2] == 5
@@ -33,7 +33,7 @@ def test_steps_under_way_are_shown_to_the_planner_that_planned_them(make, device
     for _ in range(2):
         run(planning, 2)
     begin(planning, 2)  # on a GPU this reads the new planner's first timed step
-    assert other.drift.plain != 1
+    assert newer.drift.plain != 1
     assert cost.drift.plain == drift
     before.budget(begin(planning, 2).view)
     assert before.history.counts(np.array([2]), planning.requests.generations[[2]]).all()
@@ -44,13 +44,13 @@ def test_the_step_before_another_plan_is_not_timed(make, device, clock):
     planning = make(device)
     prefill(planning, 2)
     run(planning, 2)
-    other = curve_cost(1, PAYS)
-    planning.plan_by(Asynchronous(other, GAMMA, held=1), None)
+    newer = curve_cost(1, PAYS)
+    planning.plan_by(Asynchronous(newer, GAMMA, held=1), None)
     clock.now += 5.0
     begin(planning, 2)
     planning.state()
     assert logged(planning) == []
-    assert other.drift.plain == 1
+    assert newer.drift.plain == 1
 
 
 def test_confidences_are_calibrated_for_the_planner_and_recorded_as_they_are(make):
