@@ -55,7 +55,7 @@ class CompiledLayers:
 
     def forward(self, ids: torch.Tensor, slots: torch.Tensor, batch: FlatBatch) -> torch.Tensor:
         """`ModuleLayers.forward`."""
-        hidden, _ = self.decoder.forward(self.embedding[ids], batch.positions, slots, batch, [])
+        hidden, _ = self.decoder.forward(self.embedding[ids], batch.positions, slots, batch)
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
