@@ -24,8 +24,9 @@ from torch.utils._device import _device_constructors
 from outrider.kernels.cuda import native
 
 REQUESTS, KINDS, SIZES, WARM = (1, 8, 32), ("greedy", "sampled"), (1, 2, 4, 8, 32), 50
-CONSTANTS = {torch.int64: 1, torch.float32: 0.5}
-"""Numbers that arrive on the host: of every type a number that is allowed wherever it is read."""
+CONSTANTS = {torch.int64: 1, torch.int32: 1, torch.float32: 0.5}
+"""Numbers that arrive on the host, allowed wherever they are read. Every other one of int32, the upper half of an int64
+in a packed copy, is 0."""
 
 
 class Event(absent_gpu.Event):
@@ -45,7 +46,10 @@ class Module(absent_gpu.Module):
 
 def copied(target: torch.Tensor, source: torch.Tensor, *rest: Any, **kwargs: Any) -> torch.Tensor:
     if source.is_meta and not target.is_meta:
-        return target.fill_(CONSTANTS[target.dtype])
+        target.fill_(CONSTANTS[target.dtype])
+        if target.dtype == torch.int32:
+            target[1::2] = 0
+        return target
     return COPY(target, source, *rest, **kwargs)
 
 

@@ -69,11 +69,8 @@ class DraftStage:
             sets=step.entries.tensor("sets"), corpora=step.entries.tensor("corpora"),
             forced=grammars.forced(drafter.gamma), **sampling.rules._asdict(),
         )  # fmt: skip
-        if graphs is not None:
-            draft = graphs.propose(requested)
-        else:
-            draft = drafter.propose(requested) if step.drafts else drafter.look_up(requested)
-        draft = grammars.follow(draft, sampling.decided)
+        propose = graphs.propose if graphs else drafter.propose if step.drafts else drafter.look_up
+        draft = grammars.follow(propose(requested), sampling.decided)
         seconds = time.perf_counter() - began if anchors.is_cpu else None
         lens = torch.minimum(draft.lens, self.requests.sent_limits.of(step.view.limits, anchors.device))
         if draft.probs is not None and draft.points is None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from outrider.drafters.base import Draft, ForcedTokens
@@ -32,10 +33,10 @@ class GrammarDrafts:
         """Find up to `gamma` tokens that each grammar forces. Return them for the drafter; None if no grammar forces
         any, and on a GPU, where `follow` inserts them."""
         found = self.optional.run("grammars", None, self._forced, gamma) if self.there else None
-        if found is None or self.on_host:
-            return found
-        arrays = found.tokens.numpy(), found.lens.numpy(), found.confidence.numpy()
-        self._instead = ForcedTokens(*upload_together(arrays, self.anchors.device))
+        sent = None if found is None else ForcedTokens(*upload_together(found, self.anchors.device))
+        if self.on_host:
+            return sent
+        self._instead = sent
         return None
 
     def follow(self, draft: Draft, decided: torch.Tensor) -> Draft:
@@ -57,17 +58,17 @@ class GrammarDrafts:
             if isinstance(grammar, BoundedGrammar) and grammar.accepted_tokens[-1:] == [anchor] and grammar.drafts:
                 yield place, grammar
 
-    def _forced(self, gamma: int) -> ForcedTokens | None:
-        tokens = torch.zeros(len(self.reqs), gamma, dtype=torch.int64)
-        lens, confidence = torch.zeros(len(self.reqs), dtype=torch.int64), torch.zeros(len(self.reqs), gamma)
+    def _forced(self, gamma: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """Return the arrays of `ForcedTokens`."""
+        shape = len(self.reqs), gamma
+        tokens, lens = np.zeros(shape, dtype=np.int64), np.zeros(shape[0], dtype=np.int64)
+        confidence = np.zeros(shape, dtype=np.float32)
         for place, grammar in self._grammars():
             with grammar.forced.budget:
                 forced = grammar.forced.tokens(grammar.matcher, grammar.accepted_tokens, gamma)
             if count := len(forced.tokens):
-                tokens[place, :count] = torch.tensor(forced.tokens)
-                confidence[place, :count] = torch.tensor(forced.chances)
-                lens[place] = count
-        return ForcedTokens(tokens, lens, confidence) if bool(lens.any()) else None
+                tokens[place, :count], confidence[place, :count], lens[place] = forced.tokens, forced.chances, count
+        return (tokens, lens, confidence) if lens.any() else None
 
     def _follow(self, draft: Draft, decided: torch.Tensor) -> Draft:
         by_grammar = None if draft.by_grammar is None else draft.by_grammar.tolist()

@@ -183,11 +183,13 @@ class StepPlanner:
         return StepDrafts(replace(admission, **known), self._one_each)
 
     def _read_back(self, admission: Admission, accept_lens: torch.Tensor) -> StepDrafts:
-        """Start copying the outcome to the host; its tensors are read after `arrival`."""
+        """Start copying the outcome to the host, packed; its tensors are read after `arrival`."""
         ints = [*(getattr(admission, name) for name in INTS), accept_lens]
-        floats = torch.stack([getattr(admission, name).float() for name in FLOATS])
-        arrival = self.readback.start(torch.stack(ints), floats)
-        (*ints, accepted), floats = arrival.copies
+        whole = [*ints, *(getattr(admission, name).float() for name in FLOATS)]
+        arrival = self.readback.start(torch.cat([each.contiguous().view(torch.int32).flatten() for each in whole]))
+        (packed,), count = arrival.copies, 2 * len(ints) * len(accept_lens)
+        *ints, accepted = packed[:count].view(torch.int64).view(len(ints), -1)
+        floats = packed[count:].view(torch.float32).view(len(FLOATS), *admission.raw.shape)
         copies: dict[str, Any] = dict(zip((*INTS, *FLOATS), (*ints, *floats), strict=True))
         return StepDrafts(replace(admission, **copies), accepted, arrival)
 

@@ -16,8 +16,10 @@ from unittest import mock
 import absent_gpu
 import numpy as np
 import torch
+import xgrammar
 from decode_batches import BATCHES, VOCABULARY, batch_of
 from prometheus_client import CollectorRegistry
+from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.server_args import ServerArgs
 from tiny_drafters import CONFIGS, DIFFUSIONS, PATHS
@@ -54,6 +56,7 @@ from outrider.server.plugin.decode import flatten as flattening
 from outrider.server.plugin.decode import leader, warm_up
 from outrider.server.plugin.decode import worker as worker_module
 from outrider.server.plugin.decode.boundary import Boundary
+from outrider.server.plugin.decode.flatten import StepBatch
 from outrider.server.plugin.decode.follower import FollowerWorker
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
 from outrider.server.plugin.decode.optional.learning import Exchange
@@ -63,6 +66,8 @@ from outrider.server.plugin.decode.plan import StepPlanner
 from outrider.server.plugin.decode.ranks import Ranks
 from outrider.server.plugin.decode.requests import RequestTable
 from outrider.server.plugin.decode.verify import VerifyStage
+from outrider.server.plugin.grammars.backend import BoundedGrammar
+from outrider.server.plugin.grammars.forced import ForcedText, Spelling
 
 POOL, CONTEXT, SLOTS, REQUESTS = 80, 128, 600, 3
 MANY, ASKING = 80, (2, 3, 16, 33, 65)
@@ -337,6 +342,42 @@ def run(drafter: str, planner: str, kind: str, device: torch.device, *, with_ker
     return {"same": short == long, "operations": len(short[1])}
 
 
+def grammar() -> BoundedGrammar:
+    """A grammar that forces a text and has read its first token."""
+    words = [chr(32 + number) for number in range(VOCABULARY - 1)]
+    info = xgrammar.TokenizerInfo([*words, "<end>"], stop_token_ids=[VOCABULARY - 1])
+    compiled = xgrammar.GrammarCompiler(info, max_threads=1).compile_regex("forced text")
+    spelling = Spelling(lambda text: [ord(char) - 32 for char in text], [word.encode() for word in words])
+    plain = XGrammarGrammar(xgrammar.GrammarMatcher(compiled), VOCABULARY, compiled, None, "", None)
+    made = BoundedGrammar(plain, ForcedText(spelling), unlimited=True)
+    made.accept_token(ord("f") - 32)
+    return made
+
+
+def forced(device: torch.device) -> dict[str, Any]:
+    """Draft for requests of which the first has a grammar, up to their admission; or return the error. Verification
+    waits for the grammar's masks."""
+    rows, first = np.arange(1, REQUESTS + 1), grammar()
+    at = SimpleNamespace(numpy=lambda: rows)
+    with absent_gpu.running(), kernels(device):
+        worker = make_worker("dspark in graphs", "verify-all", device, layers=1)
+        batch = batch_of("mixed", [20] * REQUESTS, at, device)
+        worker.requests.admit(batch.reqs, batch.req_pool_indices, rows)
+        for req in batch.reqs:
+            req.output_ids = [ord("f") - 32]
+        batch.reqs[0].grammar = first
+        step = StepBatch.of(batch, worker.page_table)
+        try:
+            with absent_gpu.watching():
+                step.sampling, classes = worker.sampling.of(batch, step.rows)
+                begun = worker.planning.begin(rows, np.full(REQUESTS, 20), classes)
+                draft, _ = worker.draft(worker.drafter, step, begun)
+                worker.planning.admit(begun, draft, None)
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+    return {"forced": draft.by_grammar is not None}
+
+
 def propose_on_host(drafter: DiffusionDrafter, batch: Any) -> Any:
     """Drafting as on a CPU, where the host checks encoded texts."""
     drafter.on_host = True
@@ -350,6 +391,7 @@ def main() -> None:
         results[", ".join(case)] = run(*case, device)
     for case in WITHOUT_KERNELS:
         results[f"{', '.join(case)}, without kernels"] = run(*case, device, with_kernels=False)
+    results["forced"] = forced(device)
     results["late"] = {drafter: late(drafter, device) for drafter in WARMED}
     results["planted late"] = {left: late("dspark", device, without=left) for left in ("greedy", "sampled")}
     original = flattening.flatten

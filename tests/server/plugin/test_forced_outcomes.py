@@ -20,6 +20,7 @@ from outrider.server.plugin.decode import grammar_drafts
 from outrider.server.plugin.decode.grammar_drafts import GrammarDrafts
 from outrider.server.plugin.grammars.backend import BoundedGrammar
 from outrider.server.plugin.grammars.forced import ForcedText, Spelling
+from outrider.server.plugin.hooks.algorithm import OutriderAlgorithm
 
 EXACT, SEEN = 1e-6, 0.01
 WORDS = ("a", "b", "c", "ba")
@@ -132,6 +133,11 @@ def test_on_a_gpu_forced_tokens_take_the_place_of_drafts(kind: Kind, monkeypatch
     found = said(kind, VerifyAll())
     assert off_by(kind, found) < EXACT
     assert found.looked_up > 0.3
+
+
+def test_sglang_reads_the_results_of_a_step_before_the_next_one_of_a_grammar() -> None:
+    """So grammars have read the anchors when forced text is drafted, on a GPU too."""
+    assert not OutriderAlgorithm("OUTRIDER", lambda _: None, supports_overlap=True).supports_grammar_overlap()
 
 
 def test_forced_text_that_is_not_verified_is_detected() -> None:

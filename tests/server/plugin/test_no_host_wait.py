@@ -17,9 +17,13 @@ def found():
 
 def test_a_step_never_waits_and_runs_the_same_operations_for_all_lengths(found):
     """There is no copy to the host except after the step, no shape that depends on numbers, and one device."""
-    steps = {case: said for case, said in found.items() if not case.startswith(("planted", "late"))}
+    steps = {case: said for case, said in found.items() if not case.startswith(("planted", "late", "forced"))}
     assert len(steps) > 10
     assert {case: said for case, said in steps.items() if not said.get("same")} == {}
+
+
+def test_text_that_a_grammar_forces_is_drafted_without_a_wait(found):
+    assert found["forced"] == {"forced": True}
 
 
 def test_no_kernel_is_compiled_when_the_server_is_ready(found):
