@@ -1,10 +1,12 @@
-"""A calibration that learns while serving, for drafters without a trained confidence head.
+"""A calibration that learns while serving.
 
-Their confidences are functions of the draft's own distribution. They order tokens well, but acceptance depends on
-drafter, text and temperature. For each class and position, slope and shift of the log odds follow the outcomes by
-Newton steps of their likelihood, and old outcomes fade (logistic regression by an extended Kalman filter). Earlier
-steps alone correct a step's confidences.
+Drafters without a trained confidence head have confidences that order tokens well, but acceptance depends on drafter,
+text and temperature; that of lookups in other texts depends on how often texts repeat. For each class and position,
+slope and shift of the log odds follow the outcomes by Newton steps of their likelihood, and old outcomes fade (logistic
+regression by an extended Kalman filter). Earlier steps alone correct a step's confidences.
 """
+
+from collections.abc import Collection
 
 import numpy as np
 import torch
@@ -20,12 +22,9 @@ GATHERED = 64
 
 
 class OnlineCalibration:
-    """Slopes and shifts [classes, gamma] of log odds; outcomes change the classes of a model's drafts.
+    """Slopes and shifts [classes, gamma] of log odds, at first those of `start`; outcomes change those of `sources`."""
 
-    start: the calibration to begin with; None: raw confidences.
-    """
-
-    def __init__(self, gamma: int, start: CalibrationTable | None = None):
+    def __init__(self, gamma: int, start: CalibrationTable | None = None, sources: Collection[str] = ("model",)):
         shape = len(CLASSES), gamma
         self.slopes, self.shifts = np.ones(shape), np.zeros(shape)
         if start is not None:
@@ -33,6 +32,7 @@ class OnlineCalibration:
             self.slopes, self.shifts = inverse.double().numpy().copy(), shifts.double().numpy().copy()
         self._information = np.broadcast_to(np.array([PRIOR, 0.0, PRIOR])[:, None, None], (3, *shape)).copy()
         self._recent = Recorder(GATHERED, gamma)
+        self._learned = np.array([SOURCES[case % len(SOURCES)] in sources for case in range(len(CLASSES))])
 
     def observe(
         self, confidence: np.ndarray, verify_lens: np.ndarray, accepted: np.ndarray, classes: np.ndarray
@@ -41,9 +41,9 @@ class OnlineCalibration:
 
         Returns the calibration from now on; None: as it was.
         """
-        learned, by_model = False, np.flatnonzero(classes % len(SOURCES) == SOURCES.index("model"))
-        for start in range(0, len(by_model), GATHERED):
-            part = by_model[start : start + GATHERED]
+        learned, taught = False, np.flatnonzero(self._learned[classes])
+        for start in range(0, len(taught), GATHERED):
+            part = taught[start : start + GATHERED]
             if len(part) + len(self._recent) > GATHERED:
                 learned = self._learn()
             self._recent.record(confidence[part], verify_lens[part], accepted[part], classes[part])

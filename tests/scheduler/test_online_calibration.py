@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.scheduler.calibration.classes import CLASSES
+from outrider.scheduler.calibration.classes import CLASSES, SOURCES
 from outrider.scheduler.calibration.fit import fit_joint
 from outrider.scheduler.calibration.model import Calibration, logit, quality, sigmoid
 from outrider.scheduler.calibration.online import OnlineCalibration
@@ -53,14 +53,25 @@ def test_it_follows_a_change() -> None:
     np.testing.assert_allclose(online.slopes[SAMPLED, :2], SLOPES[:2] + 0.5, atol=0.2)
 
 
-def test_classes_are_separate_and_lookups_unchanged() -> None:
-    online = OnlineCalibration(GAMMA)
-    shown(online, drafts(4000, 0))
-    shown(online, drafts(4000, 1, CLASSES.index("sampled, lookup")))
-    others = np.arange(len(CLASSES)) != SAMPLED
+@pytest.mark.parametrize("source", ["model", "across"])
+def test_classes_are_separate_and_other_sources_unchanged(source: str) -> None:
+    online, learned = OnlineCalibration(GAMMA, sources=[source]), CLASSES.index(f"sampled, {source}")
+    for seed, name in enumerate(SOURCES):
+        shown(online, drafts(4000, seed, CLASSES.index(f"sampled, {name}")))
+    others = np.arange(len(CLASSES)) != learned
     assert (online.slopes[others] == 1).all()
     assert (online.shifts[others] == 0).all()
-    assert (online.slopes[SAMPLED] != 1).all()
+    assert (online.slopes[learned] != 1).all()
+
+
+def test_texts_that_repeat_are_soon_trusted() -> None:
+    """All drafts from other texts are accepted, where confidences of 0.88 were calibrated on texts that differ."""
+    online, case = OnlineCalibration(GAMMA, sources=["across"]), CLASSES.index("greedy, across")
+    count = 1000
+    stated, whole = np.full((count, GAMMA), 0.88, dtype=np.float32), np.full(count, GAMMA)
+    shown(online, Records(stated, whole, whole, np.full(count, case)))
+    inverse, shifts = online.table().parameters(GAMMA, torch.device("cpu"))
+    assert bool((torch.sigmoid(inverse[case] * torch.logit(torch.tensor(0.88)) + shifts[case]) > 0.96).all())
 
 
 def test_it_starts_from_the_profiles() -> None:

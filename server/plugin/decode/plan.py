@@ -44,7 +44,7 @@ class StepPlanner:
 
     calibration: of the drafter's confidences; None takes them as they are. device: of the steps' tensors.
     buckets: sizes of which a step has one; None: any. block, draft_sizes: as in `Planner`.
-    corrects: outcomes correct the calibration while serving (`Drafter.assesses_itself`).
+    corrects: outcomes correct the calibration of the model's drafts while serving (`Drafter.assesses_itself`).
     parts: receive the outcomes, `metrics` among them; None: `metrics` alone.
     """
 
@@ -83,7 +83,8 @@ class StepPlanner:
     def _take(self, planner: Planner, calibration: CalibrationTable | None) -> None:
         planner.buckets, planner.block, planner.draft_sizes = self.buckets, self.block, self.draft_sizes
         self.planner, self.calibration = planner, calibration
-        self.online = OnlineCalibration(self.requests.gamma, calibration) if self.corrects else None
+        sources = ("model", "across") if self.corrects else ("across",)
+        self.online = OnlineCalibration(self.requests.gamma, calibration, sources)
 
     def begin(self, rows: np.ndarray, contexts: np.ndarray, classes: torch.Tensor, unsure: int = 0) -> Step:
         """Begin a decode step: plan its budget from earlier outcomes. contexts, unsure: see `RequestTable.view`.
@@ -233,9 +234,8 @@ class StepPlanner:
             arrays = drafts.raw, drafts.verify_lens, drafts.accept_lens - 1, drafts.classes
             blocks = [array[which] for array in arrays]
             self.recording.blocks.record(*blocks)
-            if self.online is not None:
-                run = self.optional.run
-                self.calibration = run("calibration", None, self.online.observe, *blocks) or self.calibration
+            run = self.optional.run
+            self.calibration = run("calibration", None, self.online.observe, *blocks) or self.calibration
         return FinishedStep(
             view=step.view, survival=survival, verify_lens=drafts.verify_lens, accept_lens=drafts.accept_lens,
             draft_mask=step.draft_mask, drafting=admission.drafting,

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import torch
-from planned_steps import GAMMA, admit, begin, logged, prefill, run
+from planned_steps import GAMMA, HALVED, admit, begin, logged, prefill, run
 
 from outrider.drafters.base import Draft, DraftBatch, Drafter, Features
 from outrider.drafters.lookup_first import LookupFirst
@@ -94,7 +94,7 @@ def test_all_drafts_are_verified_past_the_answers_end_and_not_learned_from(make,
 
 
 def test_a_drafter_that_is_exchanged_meanwhile_is_planned_for(make):
-    served, calibration = make(), object()
+    served, calibration = make(), HALVED
     worker = worker_of(served, Model())
     worker.use_drafter = lambda folder: worker.planning.plan_by(served.planner, calibration)
     scheduler = SimpleNamespace(draft_worker=worker, dllm_config=None, is_fully_idle=lambda: False)
