@@ -33,7 +33,8 @@ from running import (
 from small_target import SmallTarget
 
 pytestmark = [pytest.mark.server, pytest.mark.skipif(overlaps(), reason="SGLang sends what overlaps from a GPU alone")]
-pytest.importorskip("mooncake.engine", reason="needs mooncake-transfer-engine-non-cuda and libibverbs1")
+NEEDS = "needs mooncake-transfer-engine-non-cuda and libibverbs1"
+pytest.importorskip("mooncake.engine", exc_type=ImportError, reason=NEEDS)
 FLAGS = ("--dtype", "float32", "--max-total-tokens", "1024", "--context-length", "1024", "--no-lookup-across")
 """Flags of `exact_server`, with shared prefixes, a smaller cache and random chunks."""
 TCP = ("--disaggregation-transfer-backend", "mooncake_tcp")
