@@ -71,7 +71,7 @@ class Turns:
         candidates = []
         for folder in self.learners():
             turn = self._turn(folder)
-            new = new_bytes(folder, turn.ends)
+            new = sum(max(0, size - turn.ends.get(number, 0)) for number, size in sizes(folder).items())  # bytes
             if folder != besides and (new or (not turn.waits and turn.number)):
                 candidates.append((new, -turn.number, folder.name, folder))
         return max(candidates)[-1] if candidates else None
@@ -124,8 +124,3 @@ def sizes(folder: Path) -> dict[int, int]:
         path = segment_path(folder / "answers", number)
         lengths[number] = path.stat().st_size if path.exists() else 0
     return lengths
-
-
-def new_bytes(folder: Path, ends: dict[int, int]) -> int:
-    """Return the bytes of answers that are not read yet."""
-    return sum(max(0, size - ends.get(number, 0)) for number, size in sizes(folder).items())
