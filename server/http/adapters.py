@@ -28,9 +28,9 @@ class UnloadAdapter:
 
 
 class Adapters:
-    """The names of loaded adapters. manager: SGLang's tokenizer manager.
+    """Loads and unloads adapters. manager: SGLang's tokenizer manager.
 
-    owners: if adapters have their own drafters, SGLang's id and the owner of each, by name.
+    owners: SGLang's id and the owner of each adapter, by name; empty unless adapters have drafters of their own.
     """
 
     def __init__(self, resolved: Resolved, manager: Any) -> None:
@@ -48,7 +48,7 @@ class Adapters:
         return self._resolved.settings.learn_per == "adapter"
 
     def names(self) -> tuple[str, ...]:
-        """Return the adapters that new requests may name, for any thread."""
+        """Return the names that new requests may use. Safe in any thread."""
         return self._names
 
     async def load(self, name: str, folder: str) -> None:
@@ -71,14 +71,14 @@ class Adapters:
         self._names = (*self._names, name)
 
     async def unload(self, name: str) -> None:
-        """Unload an adapter once its requests have ended; new ones are refused at once. Raises ApiError."""
+        """Refuse new requests for an adapter, and unload it after its last one. Raises ApiError if that fails."""
         from sglang.srt.managers.io_struct import UnloadLoRAAdapterReqInput
 
         self._check_allowed()
         if name not in self._names:
             raise ApiError(f"no adapter {name!r} is loaded", status=404, param="lora_name", code="model_not_found")
         self._names = tuple(each for each in self._names if each != name)
-        self._manager.lora_ref_cache.pop(name, None)  # else SGLang would load it again for a request on its way
+        self._manager.lora_ref_cache.pop(name, None)  # else SGLang would reload it for a request under way
         result = await self._manager.unload_lora_adapter(UnloadLoRAAdapterReqInput(lora_name=name))
         if not result.success:
             raise ApiError(f"the adapter {name} was not unloaded: {result.error_message}", status=500)

@@ -50,10 +50,7 @@ def build(
     learning: Learning | None,
     loaded: Adapters,
 ) -> RequestMiddleware:
-    """Build the app for requests. hosts: allowed ones. loaded: loaded adapters.
-
-    lifespan is entered before the first request and left after the last.
-    """
+    """Build the app for requests. lifespan: entered before the first request and left after the last."""
     settings, manager = resolved.settings, engine.tokenizer_manager
     limits = Limits(
         max_body_bytes=settings.max_body_bytes,
@@ -106,7 +103,7 @@ def bare(lifespan: Lifespan | None = None) -> FastAPI:
 
 
 def guarded(app: FastAPI, settings: Settings, model: str, hosts: AllowedHosts) -> RequestMiddleware:
-    """Wrap the app in the check of hosts, and in ids, counts and log lines of its requests."""
+    """Wrap the app in middleware: allowed hosts, Anthropic's format of errors, ids, metrics and log lines."""
     app.add_middleware(HostGuard, hosts=hosts)
     app.add_middleware(MessageErrors)
     name_requests_in_logs()

@@ -17,9 +17,9 @@ TYPES: dict[int, str] = {
     HTTPStatus.SERVICE_UNAVAILABLE: "service_unavailable_error",
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
-"""Types by status; all further ones are `server_error` and `invalid_request_error`."""
+"""Types by status; any other status is a `server_error` from 500 on, else an `invalid_request_error`."""
 AGAIN = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
-"""Statuses after which a client may retry, after a second unless the error names another time."""
+"""Statuses after which a client may retry, by default after a second."""
 NO_TOKEN = "'prompt' has no token: this model's vocabulary has none of its characters"
 
 
@@ -39,7 +39,7 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def last_answer(self) -> bytes:
-        """Return the error as HTTP that closes its connection, for code beneath the app."""
+        """Return a whole HTTP response that closes the connection, for code below the ASGI app."""
         body, phrase = json.dumps(self.body()), HTTPStatus(self.status).phrase
         again = "Retry-After: 1\r\n" if self.status in AGAIN else ""
         head = f"HTTP/1.1 {self.status} {phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
@@ -65,7 +65,7 @@ def unsupported(param: str, message: str) -> ApiError:
 
 
 def of_stream(event: str) -> JSONResponse | None:
-    """Return the answer that replaces a stream with an error as its first event, with the error's status, else None."""
+    """Return the response, with its status, for a stream that begins with an error; None if `event` is none."""
     if not event.startswith('data: {"error":'):
         return None
     error = json.loads(event.removeprefix("data: "))["error"]
@@ -75,19 +75,19 @@ def of_stream(event: str) -> JSONResponse | None:
 
 
 def of_engine(message: str, status: int, param: str | None = None) -> ApiError:
-    """Return the error for one that SGLang worded."""
-    message = message.partition("\n")[0]  # the rest of a schema error explains the schema of schemas
+    """Return our error for SGLang's message and status."""
+    message = message.partition("\n")[0]  # a schema error goes on about JSON Schema itself
     if "waiting timeout reached" in message:
         return ApiError("the request waited longer than it may here; try again", status=429, code="queue_timeout")
     if "running timeout reached" in message:
         return ApiError("the request ran longer than it may here; ask for less", status=504, code="request_timeout")
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
-        status = HTTPStatus.INTERNAL_SERVER_ERROR  # with 503, "not done", proxies try another server
-    if "LoRA adapter" in message and "loaded" in message:  # unloaded since it was named
+        status = HTTPStatus.INTERNAL_SERVER_ERROR  # proxies send a 503 to another server
+    if "LoRA adapter" in message and "loaded" in message:  # it was unloaded after our check
         return ApiError("the adapter is not served here any more", status=404, param="model", code="model_not_found")
     if message == NO_TOKEN:
         param = "prompt"
-    # OpenAI's clients look for this one.
+    # OpenAI's clients check for this code.
     code = "context_length_exceeded" if "context length" in message else None
     return ApiError(message, status=status, param=param, code=code)
 
@@ -101,7 +101,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def on_incomplete(request: Request, error: ClientDisconnect) -> JSONResponse:
-        # For log and metrics: its client has gone, or `connection.py` has answered and closed.
+        # Only log and metrics see it: the client has left, or `connection.py` has answered and closed.
         return ApiError("the request did not come whole", status=408, code="receive_timeout").response()
 
     @app.exception_handler(HTTPException)

@@ -19,7 +19,7 @@ BUCKETS = (0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.0, 4.0, 8
 
 
 class EventLoopWatchdog:
-    """Measures by how much turns of the event loop come late, and how much of that its thread worked."""
+    """Measures the event loop that runs `watch`, as metrics."""
 
     def __init__(self) -> None:
         self._works = Histogram(
@@ -46,8 +46,8 @@ class EventLoopWatchdog:
             self.note(now, late=now - due, work=worked - worked_before)
 
     def note(self, now: float, *, late: float, work: float) -> None:
-        """Count a turn. now: seconds of `time.monotonic`. late: seconds that it came late. work: processor time of the
-        loop's thread since the last turn; time beyond `late` belongs to turns that came in time."""
+        """Count a turn. now: `time.monotonic()`. late: its delay in seconds. work: seconds of processor time of the
+        loop's thread since the last turn; only as many as `late` are counted."""
         work = min(work, late)
         if work >= NOTED_SECONDS:
             self._works.observe(work)

@@ -34,19 +34,19 @@ logger = logging.getLogger(__name__)
 QUIET_SECONDS = 1.0
 """Idle time before the learner continues. A request pauses it at once."""
 LOOK_SECONDS = 2.0
-"""Time between two looks at the learner's candidates and the engine's drafter."""
+"""Time between two checks of the learner's candidates and the engine's drafter."""
 RESTART_SECONDS = 60.0
 """Time until an ended learner is restarted."""
 SHOWN_EVENTS = 64
 """Promotions and rollbacks that the page shows at most."""
 SUMMED = ("answers", "held_out", "tokens", "anchors", "seconds")
 MEANS = ("in_use_tau", "candidate_tau")
-"""Numbers of a learner that metrics show; of several learners their sums and means."""
+"""Numbers of a learner that metrics show; for several learners, sums of SUMMED and means of MEANS."""
 GREEDY = CLASSES.index("greedy, model")
 
 
 class LearningMetrics:
-    """Learning in numbers."""
+    """Prometheus metrics of learning."""
 
     def __init__(self) -> None:
         def gauge(name: str, text: str) -> Gauge:
@@ -72,7 +72,7 @@ class LearningMetrics:
 
 @dataclass
 class Learning:
-    """One server's learning. state: content of state.json, which only this class writes."""
+    """One server's learning. state: content of state.json, which else only `outrider learn forget` writes."""
 
     settings: Settings
     manager: Any
@@ -127,13 +127,13 @@ class Learning:
             self.process.pause()
 
     async def _settle(self) -> None:
-        """Record the engine's drafter in state.json: a missing or damaged drafter is not in use."""
+        """Refuse the drafter that state.json names unless all engines use it: its files may be missing or damaged."""
         exchanges = await self._exchanges()
         if self.state.in_use and any(each["in_use"] != self._path(self.state.in_use) for each in exchanges):
             self._write(None, refused=self.state.in_use)
 
     async def _look(self) -> None:
-        """Promote the newest candidate, note a drafter that the engine took back, and read the learner's numbers."""
+        """Record a rollback by the engine, promote the newest candidate, and read the learner's numbers."""
         self.state = ServerState.read(self.folder)  # `outrider learn forget` may have written it
         await self._notice_rollback()
         if name := newest(self.folder, self.state):
@@ -165,13 +165,13 @@ class Learning:
             return None
 
     async def _notice_rollback(self) -> None:
-        """Give all engines the drafter in use; if one engine took it back, give all the previous one."""
+        """Give all engines the drafter in use; if one took it back, give all the drafter that it returned to."""
         exchanges, worse = await self._exchanges(), self.state.in_use
         wanted = self._path(worse) if worse else ""
         if not (different := [each["in_use"] for each in exchanges if each["in_use"] != wanted]):
             return
         if not worse or not any(wanted in each["refused"] for each in exchanges):
-            # The user deleted everything, or an engine or the disk refused a promotion.
+            # The user deleted the drafters, or an engine or the disk refused a promotion.
             await worker_rpc.command(self.manager, worker_rpc.USE, wanted)
             return
         now = different[0]
@@ -223,15 +223,16 @@ class Learning:
 
 
 def newest(folder: Path, state: ServerState) -> str | None:
-    """Return a learner's newest candidate, if it is newer than the one in use and was not refused."""
+    """Return a learner's newest candidate that was not refused, if newer than the drafter in use; else None."""
     known = candidate_names(folder)
     return max((n for n in known if n > (state.in_use or "") and n not in state.refused), default=None)
 
 
 def write_calibration(folder: Path, profile: str | None) -> None:
-    """Write a learned drafter's calibration, fitted on its drafts for half the held-out answers, judged on the other.
+    """Fit a learned drafter's calibration and write it; do nothing if the profile has no calibration.
 
-    The model's greedy drafts get a calibration of their own; all further classes keep the profile's.
+    Only the class of greedy model drafts is fitted, on half of the held-out answers. If that is worse than raw
+    confidences on the other half, those are used. All other classes keep the profile's calibration.
     """
     served_profile = store.read(Path(profile)) if profile and (Path(profile) / store.PROFILE).is_file() else None
     if served_profile is None or served_profile.calibration is None:

@@ -16,8 +16,8 @@ from .progress import EngineProgress
 
 logger = logging.getLogger(__name__)
 
-# After the engine died, /health goes on saying so this long: probes see a 503 and not only a refused connection, and
-# the errors of the requests under way reach their clients.
+# HTTP goes on for this long after the engine's death: probes see a 503 instead of a refused connection, and running
+# requests get their errors.
 LINGER_SECONDS = 3.0
 
 
@@ -32,7 +32,7 @@ class Lifecycle:
     """One server's life: STARTING, then UP, then DRAINING or FAILED.
 
     drain_seconds: time for running requests after a signal. lame_duck_seconds: time before that in which new requests
-    are accepted while `/ready` already says no. progress: watches the engine; None: not watched.
+    are accepted while `/ready` already answers 503. progress: watches the engine; None: not watched.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class Lifecycle:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_stop_signal)
-        # A process of the engine that catches its own failure reports it so.
+        # An engine process that catches its own failure sends this signal.
         loop.add_signal_handler(signal.SIGQUIT, self.fail, "the engine reported a failure")
         self._watcher = self.run(self._watch())
 
     def end(self) -> None:
-        """Let the engine exit after the last answer, and stop watching it."""
+        """Stop watching the engine, and ask it to exit if it is healthy. Called after the last answer."""
         if self._watcher is not None:
             self._watcher.cancel()
         if self.healthy:
@@ -142,7 +142,7 @@ class Lifecycle:
         self.state = State.FAILED
         self.stopping.set()
         self._changed.set()
-        if starting:  # the start waits for an answer of the engine, and gets this one
+        if starting:  # this error ends the wait for the engine's first answer
             self.engine.fail_requests(reason)
             return
         logger.error("%s; stopping", reason)

@@ -1,4 +1,4 @@
-"""Listening: the server's socket, and uvicorn on it from the engine's first answer to the last request's."""
+"""Bind the server's sockets, and run uvicorn on them until the last request is answered."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .request_middleware import RequestMiddleware
 
 SAVE_SECONDS = 5.0
-"""Time that the engine has to write the texts of `--lookup-store` before it ends."""
+"""Time that the engine has to save lookup texts and answers before it ends."""
 
 
 def bind(host: str, port: int, flag: str = "--port", host_flag: str = "--host") -> socket.socket:
@@ -75,7 +75,7 @@ class Listeners:
 
     @classmethod
     def open(cls, settings: Settings) -> Listeners:
-        """Bind the sockets without listening yet; raises UserError early, before anything slow begins."""
+        """Check the files of keys, usage and TLS, and bind the sockets without listening yet. Raises UserError."""
         if settings.api_keys is not None:
             key_file.read(settings.api_keys)
         if settings.usage_file is not None:
@@ -164,10 +164,10 @@ def serve(
 ) -> int:
     """Answer requests until a signal, or until the engine dies; the return value is the exit code.
 
-    before_first: awaited once the engine has answered, before the first request. beside: runs from then on. Raises
-    UserError if the engine does not answer.
+    before_first: awaited once the engine has answered, before the first request. beside: runs while requests are
+    accepted; learning begins after it. Raises UserError if the engine does not answer.
     """
-    # Imports SGLang, which reads the environment that the engine was started with.
+    # These import SGLang, which reads the environment that the engine was started with.
     with quick_imports():
         from . import app, event_loop, offload
         from .adapters import Adapters
@@ -282,9 +282,9 @@ class Server(uvicorn.Server):
 
 
 async def _begin(engine: Engine, lifecycle: Lifecycle, answer_tokens: int) -> None:
-    """Begin to receive from the engine, and have it answer once: that shows that it works, and warms it up."""
+    """Begin to receive from the engine, and have it answer once, as a test and to warm it up."""
     engine.begin()
-    # After the line above, which installs SGLang's signal handlers, so that ours replace them.
+    # After `engine.begin`, which installs SGLang's signal handlers: ours replace them.
     lifecycle.begin()
     await client.generate(engine.tokenizer_manager, "1 2 3 1 2 3 1 2", temperature=0.0, max_new_tokens=answer_tokens)
     engine.report.started()

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the HTTP layer, and the route that shows them with the engine's.
+"""Prometheus metrics of the HTTP layer, and their page, which also shows the engine's.
 
 SGLang's processes and ours write to files in one folder (prometheus_client's multiprocess mode). SGLang makes a new
 folder at every start, and names it in the environment before this module is imported.
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 ANSWERING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"})
 MOST_KEYS = 100
 OTHER = "other"
-"""Label of paths without a route, and of keys beyond MOST_KEYS: a file may hold thousands, with four series each."""
+"""Label of paths without a route, and of keys beyond MOST_KEYS: each key has four series."""
 OUTCOMES = ("completed", "cancelled", "refused", "overloaded", "failed")
 
 
 class HttpMetrics:
     """Answered and running requests, and `outrider_info`.
 
-    about: labels of `outrider_info`. paths: paths with a series of their own. All further ones share "other": clients
-        choose paths, and must not choose the number of series. max_pause: seconds; 0: pauses are not bounded.
+    about: labels of `outrider_info`. paths: paths with a series of their own. The rest share "other", because
+        clients choose paths and must not choose the number of series. max_pause: seconds; 0: pauses are not bounded.
     """
 
     def __init__(self, about: Mapping[str, str], paths: Collection[str], max_pause: float) -> None:
@@ -84,7 +84,7 @@ class ConnectionMetrics:
         self._refused = Counter("outrider_refused_connections", "Connections closed for --max-connections.")
 
     def opened(self, change: int) -> None:
-        """Count connections that were accepted, or with -1 one that has ended."""
+        """Change the number of open connections: -1 when one ends."""
         self._open.inc(change)
 
     def refused(self) -> None:

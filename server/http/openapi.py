@@ -72,15 +72,15 @@ def responses(
     """Return `responses` of a route: 200 with this model, or with a body of another kind that `text` describes."""
     good: dict[str, Any] = {"model": model} if model else {}
     if kind:
-        good["content"] = {kind: {"schema": {"description": text}}}  # no type: some tools take it for a stream event's
+        good["content"] = {kind: {"schema": {"description": text}}}  # no type: some tools take it for an event's
     return {200: good}
 
 
 def install(
     app: FastAPI, limits: Limits, sampling: SamplingDefaults, dialects: Iterable[Dialect], has_key: bool
 ) -> None:
-    """Add the route. dialects: requests of other APIs. has_key: routes outside `OPEN_PATHS` need one."""
-    documents: dict[tuple[str, ...], dict[str, Any]] = {}  # the latest, by the adapters there were
+    """Add the route. dialects: other APIs. has_key: routes outside `OPEN_PATHS` need a key."""
+    documents: dict[tuple[str, ...], dict[str, Any]] = {}  # the latest, by the names of adapters
 
     def openapi() -> dict[str, Any]:
         adapters = limits.adapters()
@@ -159,7 +159,7 @@ def _request_schemas(kind: Kind, limits: Limits) -> dict[str, Any]:
 
 
 def _closed(schemas: dict[str, Any]) -> dict[str, Any]:
-    """Return the schemas without further properties, which requests may not have."""
+    """Return the schemas closed to unknown properties."""
     closed = {"additionalProperties": False}
     return {name: schema | closed if "properties" in schema else schema for name, schema in schemas.items()}
 

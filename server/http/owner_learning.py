@@ -37,7 +37,7 @@ class Survey:
 
 @dataclass
 class OwnerLearning(Learning, ABC):
-    """Learning of several owners. Each request names its owner's drafter, so the engine needs no other notice.
+    """Learning of several owners. Each request names its owner's drafter, so a promotion needs no command.
 
     states: content of state.json of each learner with requests or answers. Besides this class only
     `outrider learn forget` writes it.
@@ -52,7 +52,7 @@ class OwnerLearning(Learning, ABC):
 
     @abstractmethod
     def owners(self) -> dict[str, Owner]:
-        """Return the owners that learn now, by their learners."""
+        """Return the owners that learn now, by the names of their learners."""
 
     @abstractmethod
     def drafter_of(self, key: Key | None, model: str) -> OwnDrafter:
@@ -63,7 +63,7 @@ class OwnerLearning(Learning, ABC):
         """Drop the learners of unknown owners."""
 
     def _in_use(self, learner: str) -> str:
-        """Return the name of the learned drafter in use; "" while the first one is. The first request reads it."""
+        """Return the name of the learned drafter in use, read at the first request; "" for the server's own."""
         if learner not in self.states:
             folder = self.folder / learner
             self.states[learner] = state = ServerState.read(folder)
@@ -72,10 +72,10 @@ class OwnerLearning(Learning, ABC):
         return self.states[learner].in_use or ""
 
     async def _settle(self) -> None:
-        """Do nothing: there is no learner."""
+        """Leave the check of drafters to `_in_use`."""
 
     async def _look(self) -> None:
-        """Promote each owner's newest candidate, note drafters that the engine took back, drop owners that are gone."""
+        """Drop owners that are gone; promote candidates and record rollbacks of the rest."""
         known = self.owners()
         await self._leave(known)
         surveys = await asyncio.to_thread(self._surveys, known)
@@ -85,7 +85,7 @@ class OwnerLearning(Learning, ABC):
         self._sum(surveys)
 
     def _surveys(self, known: dict[str, Owner]) -> list[Survey]:
-        """Return the existing learners of these owners, without any that has damaged files."""
+        """Return the contents of these owners' folders that exist. Damaged ones are logged and left out."""
         surveys = []
         for learner, owner in known.items():
             folder = self.folder / learner
@@ -107,7 +107,7 @@ class OwnerLearning(Learning, ABC):
         await worker_rpc.command(self.manager, worker_rpc.DROP_OWNER, learner)
 
     async def _attend(self, survey: Survey, refused: set[str]) -> None:
-        """Look after one owner. refused: drafters that an engine took back, as "learner/name"."""
+        """Promote one owner's candidate or undo a promotion. refused: taken back by engines, as "learner/name"."""
         learner, state = survey.learner, survey.state
         drafters = self.folder / learner / DRAFTERS
         former = self.states.get(learner)
@@ -136,7 +136,7 @@ class OwnerLearning(Learning, ABC):
         self.states[learner] = new
 
     def _sum(self, surveys: list[Survey]) -> None:
-        """Sum the numbers of all owners: no single owner's are shown."""
+        """Sum the numbers of all owners; a single owner's are not shown."""
         numbers = [survey.numbers for survey in surveys if survey.numbers]
         totals: dict[str, Any] = {name: sum(each[name] for each in numbers) for name in SUMMED}
         for name in MEANS:

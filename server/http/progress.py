@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
-"""Shortest time between two looks at the schedulers."""
+"""Longest time between two checks of the schedulers."""
 
 
 class EngineProgress:
@@ -43,7 +43,7 @@ class EngineProgress:
         return self._stalled_seconds if self._stalled_seconds >= self._seconds else None
 
     async def watch(self) -> None:
-        """Check every second, and log the beginning and the end of a stall."""
+        """Check until cancelled, and log the beginning and the end of a stall."""
         while True:
             await asyncio.sleep(min(POLL_SECONDS, self._seconds / 5))
             before = self.stalled

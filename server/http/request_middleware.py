@@ -1,6 +1,6 @@
 """Outermost middleware: gives every request an id, counts and logs its end, and cancels it when its client leaves.
 
-Plain ASGI, so that streams and disconnects pass unbuffered. Adds no work per token.
+Plain ASGI, so that streams and disconnects pass unbuffered.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ ID_HEADER = "X-Request-Id"
 CLIENTS_ID = re.compile(rb"[!-~]{1,128}")
 """Ids accepted from clients. Any other is replaced, because ids appear in logs and answers."""
 FOR_CLIENTS = ("/v1/", "/outrider/tune")
-"""Prefixes of routes that are cancelled when their client leaves. A change of adapters is completed."""
+"""Prefixes of routes that are cancelled when their client leaves; a change of adapters is not."""
 LEFT = 499
 """Status, in log and metrics, if the client left before the answer began; nginx uses the same."""
 PROBES = frozenset({"/health", "/ready", "/metrics"})

@@ -29,7 +29,7 @@ METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
 class WorkerNodeLifecycle(Lifecycle):
-    """Waits for the first node to end the engine on all nodes when told to stop, `drain_seconds` at most."""
+    """After a signal, waits `drain_seconds` at most for node 0 to end the engine on all nodes."""
 
     async def _drain(self) -> None:
         logger.warning("stopping with node 0, in %g s at the latest", self.drain_seconds)
@@ -49,7 +49,7 @@ class WorkerNodeLifecycle(Lifecycle):
 
 
 def serve(resolved: Resolved, processes: EngineProcesses, listeners: Listeners) -> int:
-    """Answer probes until a signal, until the first node ends, or until a process dies; returns the exit code."""
+    """Answer probes until a signal, the end of node 0, or a process's death; return the exit code."""
     settings = resolved.settings
     access = Access(settings.api_key, settings.api_keys)
     life = WorkerNodeLifecycle(processes, settings.drain_seconds)

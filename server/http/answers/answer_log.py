@@ -1,8 +1,8 @@
 """Metrics and log fields of a whole answer: its time per token, and whether it met its service level.
 
 SGLang's tokenizer manager passes every finished answer, streamed or not, to its request logger, with the scheduler's
-times. An answer cut off by its client never gets there, and an answer aborted by the engine is skipped here: metrics
-count answers that a user received.
+times. Metrics count only answers that a user received: an answer cut off by its client never gets there, and an
+aborted one is only logged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AnswerLogger(RequestLogger):
         reason = meta.get("finish_reason") or {}
         self._count(obj, meta, reason)
         if not obj.log_metrics or reason.get("length") == 0:
-            return  # our own measurement, or a prompt alone: SGLang reads it once for several choices
+            return  # our own measurement, or a prompt that SGLang reads once for several choices
         finish = reason.get("type")
         timing = Timing(meta)
         if finish != "abort":

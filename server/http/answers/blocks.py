@@ -1,4 +1,4 @@
-"""Split a chat's answer into blocks: reasoning, texts, calls of tools. Other APIs' answers consist of them."""
+"""Split a chat's answer into blocks of reasoning, text and tool calls, as other APIs' answers have them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ Kind = Literal["reasoning", "text", "call"]
 
 @dataclass(slots=True)
 class Block:
-    """index: among the blocks of the answer. text: arguments, for a call. logprobs: a chat's, for a text."""
+    """One block. index: place in the answer. text: of a call, its arguments. logprobs: a chat's, of a text."""
 
     kind: Kind
     index: int
@@ -21,7 +21,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class BlockStep:
-    """A change of one block. text, logprobs: new ones. cut: the token limit ended it."""
+    """A change of one block. text, logprobs: the added ones. cut: the token limit ended the block."""
 
     change: Literal["begin", "grow", "end"]
     block: Block

@@ -38,7 +38,7 @@ from .tool_stream import TokenwiseChat
 
 TRACE_HEADERS = ("traceparent", "tracestate")
 
-# It warns of every request for logprobs of its prompt, though it returns them.
+# SGLang warns of every request for its prompt's logprobs; `EchoedPrompt` returns them.
 logging.getLogger(serving_completions.__name__).addFilter(
     lambda record: "Echo is not compatible" not in str(record.msg)
 )
@@ -53,7 +53,7 @@ class DeferredAnswer:
 
 
 class _Handler:
-    """Mixin of both handlers for SGLang's classes."""
+    """Mixin for SGLang's handlers of chats and completions."""
 
     def __init__(
         self, tokenizer_manager: Any, template_manager: Any, compiler: GrammarProcess, sampling: SamplingDefaults
@@ -79,9 +79,9 @@ class _Handler:
     async def _refused_grammar(self, internal: GenerateReqInput, request: Any) -> Response | None:
         """Return the error for a grammar that the scheduler must not see; None if the grammar is fine."""
         parameters = internal.sampling_params
-        if isinstance(parameters, list):  # of choices, which share the grammar
+        if isinstance(parameters, list):  # one per choice; all have the same grammar
             parameters = parameters[0]
-        try:  # here, because SGLang makes grammars of tools when it converts a request
+        try:  # only here: converting the request made the grammar of its tools
             await grammars.compile_for(self.compiler, request, parameters)
         except ApiError as error:
             return error.response()
@@ -155,7 +155,7 @@ class _Handler:
         contents: list[dict[str, Any]],
         created: int,
     ) -> DeferredAnswer:
-        """Defer building a whole answer. make: SGLang's. logprobs_of: writes a choice's logprobs; None without."""
+        """Defer building a whole answer. make: builds SGLang's. logprobs_of: writes a choice's logprobs, if any."""
 
         def build() -> Any:
             without_logprobs = request if logprobs_of is None else request.model_copy(update={"logprobs": None})
@@ -206,11 +206,10 @@ class ChatHandler(_Handler, TokenwiseChat):
         return await OpenAIServingChat.handle_request(prepared, request, raw_request)
 
     def _prepared(self, request: ChatRequest, raw: Request) -> ChatHandler:
-        """Return a copy with the results of SGLang's work before its first wait: checking tools, rendering and
-        tokenising the template. For a thread."""
+        """Return a copy that has checked the tools, and rendered and tokenised the template. For a thread."""
         prepared = copy.copy(self)
         prepared._validate_request = _result_of(self._validate_request, request)  # type: ignore[method-assign]
-        with contextlib.suppress(Exception):  # raised again when SGLang asks for the result
+        with contextlib.suppress(Exception):  # raised again when SGLang calls the method
             if prepared._validate_request(request) is None:
                 convert = _result_of(self._convert_to_internal_request, request, raw)
                 prepared._convert_to_internal_request = convert  # type: ignore[method-assign]
@@ -251,7 +250,7 @@ class ChatHandler(_Handler, TokenwiseChat):
 
 
 def _result_of(work: Callable[..., Any], *args: Any) -> Callable[..., Any]:
-    """Do the work. Returns a function with its result: a value, or an exception to raise."""
+    """Do the work, and return a function that returns its value or raises its exception."""
     try:
         value = work(*args)
     except Exception as error:
@@ -319,9 +318,9 @@ def _keep_prompt_only(answer: dict[str, Any]) -> None:
 
 
 def _without_control_headers(raw: Request, kept_names: Collection[str]) -> Request:
-    """Drop all other headers of a request.
+    """Keep only these headers of a request.
 
-    SGLang's headers let a client choose the engine, its priority, the source of a cache, and fields of the answer.
+    SGLang's own let a client choose the engine, its priority, the source of a cache, and fields of the answer.
     """
     kept = [(name, value) for name, value in raw.scope["headers"] if name.decode("latin-1") in kept_names]
     return Request({**raw.scope, "headers": kept}, raw.receive)
@@ -330,7 +329,7 @@ def _without_control_headers(raw: Request, kept_names: Collection[str]) -> Reque
 async def answer(handler: ChatHandler | TextHandler, request: ChatRequest | TextRequest, raw: Request) -> Response:
     """Run a request through SGLang's handler."""
     kept_names = {*TRACE_HEADERS}
-    if handler.allowed_custom_labels:  # SGLang's flags ask for it
+    if handler.allowed_custom_labels:  # by a flag of SGLang's
         kept_names.add(handler.tokenizer_manager.server_args.tokenizer_metrics_custom_labels_header.lower())
     result = await handler.handle_request(request, _without_control_headers(raw, kept_names))
     if isinstance(result, StreamingResponse):

@@ -30,8 +30,8 @@ Logprob = tuple[float | None, int]
 
 
 class DecodedToken(NamedTuple):
-    """text, bytes: of a token in a chat; a text cannot hold bytes that are no whole character. lossless: text in
-    completions, which writes such bytes as Latin-1."""
+    """A token as answers show it. text, bytes: in chats; the text lacks bytes that are no whole character. lossless:
+    text in completions, with such bytes as Latin-1."""
 
     text: str
     bytes: list[int]
@@ -86,7 +86,7 @@ def chat_logprobs(tokens_by_id: DecodedTokens, meta: dict[str, Any]) -> orjson.F
 def chat_models(
     tokens_by_id: DecodedTokens, tokens: Sequence[Logprob], tops: Sequence[Sequence[Logprob] | None]
 ) -> list[ChatCompletionTokenLogprob]:
-    """Return the same as SGLang's models, for the few tokens of a stream's chunk."""
+    """Return the logprobs of a stream's chunk as SGLang's models."""
     return [ChatCompletionTokenLogprob(**entry) for entry in _chat_entries(tokens_by_id, tokens, tops)]
 
 

@@ -118,7 +118,7 @@ def _content(block: Block, *, empty: bool = False) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> dict[str, Any]:
-    """Return a call's arguments; the raw text if they were cut off."""
+    """Return a call's arguments; {"arguments": text} if they are no JSON object, as when they were cut off."""
     try:
         value = from_json(arguments or "{}", allow_inf_nan=False)
     except ValueError:
@@ -142,7 +142,7 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
 
 
 def _error(error: dict[str, Any], status: int | None) -> dict[str, Any]:
-    """Return an error in Anthropic's form; error: in OpenAI's, its field and code are kept."""
+    """Return an error in Anthropic's format. error: in OpenAI's; its field and code are kept."""
     kind = ERROR_TYPES.get(status or 0) or ("api_error" if error["type"] == "server_error" else error["type"])
     kind = "overloaded_error" if kind == "service_unavailable_error" else kind
     context = request_middleware.current()
@@ -152,8 +152,7 @@ def _error(error: dict[str, Any], status: int | None) -> dict[str, Any]:
 
 @dataclass(eq=False)
 class MessageErrors:
-    """Plain ASGI middleware around all answers: errors of these paths are written as Anthropic writes them, and answers
-    name their request in its header too."""
+    """Plain ASGI middleware that gives answers of PATHS Anthropic's format of errors and its `request-id` header."""
 
     app: ASGIApp
 

@@ -60,7 +60,7 @@ class TokenTexts:
         """Return the characters of the pending text that belong to its first token; None if some are missing."""
         text = self._texts[0]
         if not self._begun and not self._pending.startswith(text):
-            # Without the prompt before it a decoder may leave out the space of the first word.
+            # A decoder that does not see the prompt may leave out the space before the first word.
             if self._pending[1:].startswith(text):
                 return len(text) + 1
             if len(self._pending) <= len(text):

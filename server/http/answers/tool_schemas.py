@@ -1,4 +1,4 @@
-"""Schemas of tools as a grammar enforces them in a call that the request forces, strict or not."""
+"""Adapt the schemas of tools, strict or not, to a grammar that enforces them in forced calls."""
 
 import copy
 from typing import Any
@@ -9,8 +9,8 @@ from ...plugin.grammars import schemas
 
 
 def enforced(tool: Tool) -> Tool:
-    """Return the tool as a strict one with arguments that are always an object. Unless it was strict, parts of its
-    schema that no grammar enforces are dropped instead of refused."""
+    """Return the tool as a strict one that takes an object. Drops the parts of its schema that no grammar enforces,
+    unless it was strict: then they are refused later."""
     schema = copy.deepcopy(tool.function.parameters or {})
     if not tool.function.strict:
         schemas.relax(schema)

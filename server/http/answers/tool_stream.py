@@ -1,4 +1,4 @@
-"""Streamed chat with tool calls and reasoning parsed token by token, however many tokens the engine sends at once.
+"""Parse tool calls and reasoning of a streamed chat token by token, however many the engine sends at once.
 
 SGLang's parsers expect the text of one token. With more at once, as after a step that accepted drafts, or when the
 event loop was busy, they lose text or a whole call.
@@ -101,7 +101,7 @@ def _escaped(text: str, begin: str, end: str) -> str:
 
 
 def _without_open_numbers(text: str, flags: Any) -> Any:
-    """Return incomplete JSON without a trailing number: 125 may become 125e-2, which is streamed as 1.25."""
+    """Parse incomplete JSON without a trailing number: 125 may become 125e-2, which is streamed as 1.25."""
     return _partial_json_loads(text, flags & ~base_format_detector.Allow.NUM)
 
 
@@ -140,10 +140,9 @@ class TokenwiseChat(OpenAIServingChat):
         finish_reason_type: str | None,
         **others: Any,
     ) -> AsyncIterator[str]:
-        """Yield the chunks of a step: SGLang's, made of each token's text in turn.
+        """Yield SGLang's chunks for each token's text of a step in turn.
 
-        Logprobs go with the first chunk that follows. A finished answer ends with an empty text at least, which tells
-        the parsers so.
+        Logprobs go with the next chunk. A finished answer ends with a last text, maybe empty, which ends the parsers.
         """
         step = {"index": index, "request": request, "stream_offsets": stream_offsets, **others}
         if self._choices is None:
@@ -197,12 +196,12 @@ class _Choice:
         return self._texts.add(text, ids, finished=finished)
 
     def advance(self, text: str) -> str:
-        """Return the text as SGLang takes it, after the next token's."""
+        """Add the next token's text, and return the text so far, as SGLang takes it."""
         self._sent += text
         return self._sent
 
     def add_logprobs(self, logprobs: dict[str, Any] | None) -> None:
-        """Keep logprobs for the next chunk; tokens that are no text yet make none."""
+        """Keep logprobs for the next chunk; tokens without text yet make no chunk."""
         if self._logprobs is not None and logprobs is not None:
             logprobs = {**logprobs, "content": self._logprobs["content"] + logprobs["content"]}
         self._logprobs = logprobs or self._logprobs

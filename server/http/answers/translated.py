@@ -1,4 +1,4 @@
-"""Answers to chats as answers of another API, streamed or whole. Both are made by the same writer, so they agree."""
+"""Translate answers to chats for other APIs. One writer makes streamed and whole answers, so they agree."""
 
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing
@@ -29,7 +29,7 @@ class End:
 
 
 class Writer(Protocol):
-    """Writes one answer of another API. begins_with_usage: its first event tells the tokens of the prompt."""
+    """Writes one answer of another API. begins_with_usage: its first event has the number of prompt tokens."""
 
     begins_with_usage: bool
 
@@ -48,7 +48,7 @@ class Writer(Protocol):
 
 
 async def translated(answer: Response, writer: Writer, dialect: Dialect) -> Response:
-    """Return the answer to a chat as the writer writes it; an error names the fields of the dialect."""
+    """Return the answer to a chat as the writer writes it. Errors name the dialect's fields."""
     if isinstance(answer, StreamingResponse):
         answer.body_iterator = _stream(answer.body_iterator, writer)
         return answer
@@ -66,7 +66,7 @@ async def translated(answer: Response, writer: Writer, dialect: Dialect) -> Resp
 def _whole(data: bytes, writer: Writer) -> bytes:
     translation = _Translation(writer)
     for _ in (*translation.add(orjson.loads(data)), *translation.end()):
-        pass  # the writer keeps the error
+        pass  # the writer keeps the answer
     return to_json(writer.whole() | translation.trace())
 
 
@@ -120,6 +120,6 @@ class _Translation:
         yield from self._writer.end(self._end)
 
     def trace(self) -> dict[str, Any]:
-        """Return the tokens' sources since the last call, where the request asks for them."""
+        """Return the sources of the tokens since the last call; {} if the request does not want them."""
         trace, self._trace = self._trace, []
         return {"speculation": {"trace": trace}} if trace else {}

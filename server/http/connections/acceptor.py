@@ -1,4 +1,4 @@
-"""Accepts connections up to a limit, with a time limit on TLS handshakes.
+"""Accept connections up to a limit, with a time limit on TLS handshakes.
 
 uvicorn accepts any number of connections, and does not see them before the handshake ends.
 """
@@ -58,7 +58,7 @@ def connection_limit(wanted: int | None) -> int:
 class OpenConnections:
     """Connections to one port, counted from their acceptance to their end.
 
-    limit: at a time. counts: receives each.
+    limit: most at a time. counts: metrics of them.
     """
 
     def __init__(self, limit: int, counts: ConnectionMetrics | None = None) -> None:
@@ -91,8 +91,8 @@ class OpenConnections:
 class Acceptor:
     """Accepts a socket's connections until it is closed; for uvicorn, in place of asyncio's server.
 
-    make: makes a connection's protocol. A connection beyond the limit gets 503 and is closed at once; with TLS it is
-    closed without an answer. context: of TLS; a handshake may take as long as receiving a request.
+    protocol_factory: makes a connection's protocol. A connection beyond the limit gets 503 and is closed at once; with
+    TLS it is closed without an answer. context: of TLS; a handshake may take as long as receiving a request.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Acceptor:
                 client.send(self._connections.refusal())
 
     async def _serve(self, client: socket.socket, leave: Callable[[], None]) -> None:
-        """Make a connection of the socket, after the TLS handshake if there is one."""
+        """Make the socket's connection; with TLS, after the handshake."""
         connection = self._protocol_factory()
         connection.on_lost = leave
         seconds = connection.receive_seconds if self._context is not None else None

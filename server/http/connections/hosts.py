@@ -1,4 +1,4 @@
-"""Check `Host` and `Origin`: a browser must not send requests of foreign pages to a server without a key.
+"""Check `Host` and `Origin`, so that foreign pages in a browser cannot use a server without a key.
 
 If a page's name resolves to 127.0.0.1 (DNS rebinding), the browser takes the server for the page's origin and lets the
 page read answers; `Host` then has the page's name. A page of another origin may send without reading; browsers name it
@@ -23,17 +23,16 @@ SHOWN = 80
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """The policy. names: allowed hosts, on any port; None: all. origins: True if `Origin` is checked too."""
+    """names: hosts that are allowed, on any port; None: all. origins: check `Origin` too."""
 
     names: frozenset[str] | None
     origins: bool
 
     @classmethod
     def of(cls, settings: Settings, listener: socket.socket, *, host: str, key_required: bool) -> Self:
-        """Make the policy of a server at `host` with the socket `listener`.
+        """Return the allowed hosts of a server at `host` with the socket `listener`.
 
-        If the server needs a key, or other machines can reach it, any host is allowed unless --allowed-hosts names
-        some.
+        Without --allowed-hosts, a server that needs a key or that other machines can reach allows any host.
         """
         local = address_of(str(listener.getsockname()[0]))
         reached_from_here = local is not None and local.is_loopback

@@ -14,7 +14,7 @@ from ...settings.settings import Settings
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 60.0
-"""Time between two looks at the certificate's files."""
+"""Time between two checks of the certificate's files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Tls:
 
     @classmethod
     def of(cls, settings: Settings) -> Tls | None:
-        """Return TLS by the settings, None for plain HTTP. Raises UserError if the files do not fit together."""
+        """Return the settings' files; None for plain HTTP. Raises UserError if they cannot be used."""
         if settings.ssl_certfile is None:
             return None
         password = os.environ.get("OUTRIDER_SSL_KEYFILE_PASSWORD")
@@ -82,7 +82,7 @@ class Tls:
                 continue
             seen = now
             try:
-                self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # keep a half-written pair out of the next one
+                self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # keeps a half-written pair out of `context`
                 self._load(context)
             except ValueError as error:
                 logger.error("the certificate stays as it was: %s", error)

@@ -16,7 +16,7 @@ from .token_limits import MINUTE_SECONDS, DayCount, Grant, ServerClock, TokenWin
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
-"""Time between two looks at the file of keys."""
+"""Time between two checks of the file of keys."""
 FLAG_KEY_NAME = "--api-key"
 """Name of the key that is in no file."""
 
@@ -196,7 +196,7 @@ class Access:
         return matching[0] if matching else None
 
     async def reload_if_changed(self) -> None:
-        """Read the file again if it has changed. An unusable file leaves the keys as they are."""
+        """Read the file again if it has changed; if it is unusable, log that and keep the keys."""
         signature = _signature(self.path)
         if self.path is None or signature == self._seen:
             return
@@ -237,7 +237,7 @@ class Access:
 
 
 def _signature(path: Path | None) -> tuple[int, ...] | None:
-    """Return the identity of the file's content; changes too when a link to it is replaced, as Kubernetes does."""
+    """Return a value that changes with the file, or with a link to it, as Kubernetes replaces one."""
     try:
         stat = os.stat(path) if path is not None else None
     except OSError:

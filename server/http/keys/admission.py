@@ -72,7 +72,7 @@ class RequestAdmission:
         """
         n = self.choices // self.prompts
         if samples < n and self._reserved_choices % n:
-            prompt = 0  # sent again, for another choice of its own seed; usage counts it once
+            prompt = 0  # sent again for a choice with its own seed; usage counts it once
         if samples > 1:
             self._passes += 1
         if limits := self._limits(most):
@@ -117,7 +117,7 @@ class RequestAdmission:
         self._settle_if_released()
 
     def answered(self, request_id: str, cached: int, completion: int, *, first_pass: bool = False) -> None:
-        """Record SGLang's counts of a whole answer. first_pass: see `_passes`; the others find its prompt cached."""
+        """Record SGLang's counts of a whole answer. first_pass: see `_passes`; later ones find its prompt cached."""
         self._generated[request_id] = 0 if first_pass else completion
         if first_pass or not self._passes:
             self._cached[request_id] = cached

@@ -15,8 +15,7 @@ from . import admission
 from .access import Access, KeyUsage
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/", "/docs", "/openapi.json"})
-"""Routes without a key. Probes and browsers that open a page send none; the description reveals only this version.
-Every other route needs a key."""
+"""Routes without a key: probes and browsers that open a page send none. /openapi.json reveals only the version."""
 OPEN_FOLDER = "/page/"
 ADMIN_PATHS = frozenset({"/outrider/tune", "/load_lora_adapter", "/unload_lora_adapter"})
 """Routes that need an administrator's key."""
@@ -39,8 +38,7 @@ class AuthMiddleware:
             key_usage = self._key_usage(scope)
             send = _with_limit_headers(key_usage, send)
             if scope["method"] == "POST":
-                # A key's concurrency also counts requests that are still arriving: incomplete ones take places of their
-                # own key alone.
+                # A key's concurrency counts arriving requests too: incomplete ones take places of their key alone.
                 with self._admitted(key_usage), contextlib.ExitStack() as under_way:
                     whole = once_whole(receive, lambda: under_way.enter_context(self.lifecycle.request()))
                     await self.app(scope, whole, send)

@@ -49,7 +49,7 @@ NUMBERS = {
 }
 """Limits that are numbers, with their units."""
 MOST = 10**15
-"""Largest of them."""
+"""Largest such number."""
 FIELDS = ("sha256", "rate", *NUMBERS, "admin", "learn")
 MAX_BYTES = 1 << 20
 """Largest file of keys: some ten thousand."""
@@ -178,7 +178,7 @@ def remove(path: Path, name: str) -> None:
 
 
 def _without(text: str, name: str) -> str:
-    """Return the text less the table [name], to its last field: comments below that are the next table's."""
+    """Return the text without the table [name]. Comments after its last field stay: they are the next table's."""
     kept: list[str] = []
     inside, rest = False, 0
     for line in text.splitlines(keepends=True):

@@ -1,4 +1,4 @@
-"""Limit the waiting choices: refuse more at once instead of late."""
+"""Limit the waiting choices: refuse further ones at once."""
 
 import contextlib
 from collections.abc import Iterator
@@ -48,8 +48,8 @@ class QueueLimit:
     def check(self, more: int = 1) -> None:
         """Raise ApiError while the queue is full. more: further choices.
 
-        The schedulers' published queue lags in a burst, so choices counted here are also bounded, by the number that
-        the schedulers run plus the limit.
+        The schedulers publish their queue late in a burst. So the choices counted here are bounded too, by the limit
+        plus the number that the schedulers run at a time.
         """
         if self.most is None:
             return

@@ -57,7 +57,7 @@ class TokenWindow:
         return grant
 
     def give_back(self, grant: Grant, tokens: int, now: float) -> None:
-        """Take back tokens of a grant, as many as it has at most."""
+        """Return tokens of a grant, at most those that it has left."""
         self.taken(now)
         if grant.at > now - self.seconds:
             self._taken -= tokens
@@ -97,7 +97,7 @@ class DayCount:
         return Grant(now, tokens)
 
     def give_back(self, grant: Grant, tokens: int, now: float) -> None:
-        """Take back tokens of a grant, as many as it has at most. Tokens of an earlier day no longer count."""
+        """Return tokens of a grant, at most those that it has left. Those of an earlier day no longer count."""
         self.taken(now)
         if day_of(grant.at) == self.day:
             self._taken -= tokens

@@ -1,7 +1,7 @@
 """Limit the size of every part of a request, in plain code on the decoded body.
 
-Later stages take longer the more there is: models of messages and tools, the chat template, the tokenizer, the
-scheduler. The first violation is the error; a model of types would collect one for each of a million parts.
+The time of all later stages grows with it: pydantic's models, the chat template, the tokenizer, the scheduler. The
+first violation is the error; pydantic would collect one for each of a million parts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAX_TOP_LOGPROBS = 20
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """low, high: both allowed. expected: in words, for the error."""
+    """low, high: both included. expected: the range in words, for errors."""
 
     low: float
     high: float

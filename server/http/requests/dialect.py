@@ -26,11 +26,11 @@ PASSED = frozenset(
 
 
 class ByType:
-    """Annotation of a union of models: a value's `type` names its model, and a `role` alone a message."""
+    """Annotation of a union of models. A value's `type` selects its model; one with only a `role` is a message."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, union: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        # Tags other than the types: pydantic's locations hold them, and fields have the types' names.
+        # Tags differ from types: pydantic puts them into error locations, where a type could be taken for a field.
         models = {
             f"{name} object": handler.generate_schema(model)
             for model in get_args(union)
@@ -72,8 +72,8 @@ def to_chat(
     messages: Iterable[tuple[str, dict[str, Any]]],
     fields: dict[str, Any],
 ) -> Translated:
-    """Make a chat of a body: its passed fields, messages, each with its place in the original request, and further
-    fields, without empty ones."""
+    """Make a chat of a body's `passed` fields, of messages, each with its place in the original request, and of further
+    fields that are not empty."""
     placed = list(messages)
     chat = {name: value for name, value in body.items() if name in passed} | with_effect(fields)
     chat["messages"] = [message for _, message in placed]

@@ -29,8 +29,7 @@ SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4)
 
 
 class GrammarMetrics:
-    """Counters of requests' grammars, by outcome. registry: a process can register a metric only once in each; other
-    than the default only for tests."""
+    """Metrics of requests' grammars. registry: a test needs one of its own, as each takes a metric only once."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         text = "Grammars of requests, by outcome."
@@ -94,7 +93,7 @@ class GrammarProcess:
         question.waiting += 1
         try:
             return await asyncio.shield(question.verdict)
-        finally:  # the last one who leaves takes the question along
+        finally:  # the last request that leaves cancels the question
             question.waiting -= 1
             if not question.waiting:
                 del self._questions[name]
@@ -161,7 +160,7 @@ class GrammarProcess:
             return process
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
-        """Pass on verdicts until the process ends, and then tell all waiting requests."""
+        """Pass on verdicts until the process ends, and then fail all waiting requests."""
         lines: Any = process.stdout
         async for line in lines:
             fields = json.loads(line)

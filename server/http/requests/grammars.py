@@ -1,4 +1,4 @@
-"""Grammars that a request brings: refused here, with the reason, instead of failing in the scheduler."""
+"""Refuse bad grammars of requests, with the reason, before they fail in the scheduler."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from ..errors import ApiError, invalid_value, unsupported
 from .grammar_process import GrammarProcess
 from .protocol import ChatRequest, TextRequest
 
-# Grammars that people write by hand are a hundredth of this.
+# A hundred times a grammar that people write by hand.
 MAX_GRAMMAR_BYTES = 64 * 1024
 FAILING_TOOL_SECONDS = 1.0
 """Time limit for finding out which of several tools has the bad schema."""
@@ -115,7 +115,7 @@ def _name_of(request: ChatRequest | TextRequest, kind: str) -> str:
 
 
 async def _failing_tool(process: GrammarProcess, request: Any, verdict: GrammarVerdict) -> tuple[str, GrammarVerdict]:
-    """Return the tool with the refused schema, and the reason; all tools if several are needed to fail."""
+    """Return the field of the tool with the refused schema, and the reason; `tools` if none fails alone."""
     names = [f"tools[{index}].function.parameters" for index in range(len(request.tools))]
     if len(names) == 1:
         return names[0], verdict

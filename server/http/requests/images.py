@@ -22,14 +22,14 @@ URL = re.compile(rf"data:image/(?:{'|'.join(FORMATS).lower()});base64,")
 MAX_PIXELS = 2**25
 """Pixels of an image as sent: 100 MB once it is decoded."""
 MAX_PATCHES = 2**14
-"""Patches of all images of a request. The model compares each with each."""
+"""Patches of all images of a request. The model's attention compares every pair."""
 
 
 class Images:
     """The images of one model, as SGLang's multimodal processors have it.
 
-    processor: Transformers' of the model. token: the id of an image in a prompt. context_length: tokens
-    of prompt and answer together.
+    processor: Transformers' image processor. token: the id of an image in a prompt. context_length: tokens of prompt
+    and answer together.
     """
 
     prefer_tokenized_input = True
@@ -60,7 +60,7 @@ class Images:
             )
         try:
             width, height = opened(url).size
-            return int(self._processor.get_number_of_image_patches(height, width))  # raises for too long a shape
+            return int(self._processor.get_number_of_image_patches(height, width))  # raises for an extreme aspect ratio
         except ValueError as error:
             raise invalid_value(place, f"{place!r}: {error}") from None
 

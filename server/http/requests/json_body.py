@@ -1,7 +1,7 @@
 """A request's body as JSON: count its values before parsing, then parse it.
 
 The parser holds Python's interpreter lock while it runs, in a thread too, so every stream of the server waits for it.
-10 MB take it up to 30 ms, or 0.2 s where they are token ids; what would take it longer is refused as it arrives.
+10 MB take it up to 30 ms, or 0.2 s if they are token ids. Bodies that would take longer are refused as they arrive.
 """
 
 from typing import Any
@@ -41,7 +41,7 @@ class Meter:
             self._refuse_too_much()
 
     def _count(self, data: bytes) -> None:
-        # A backslash at the end escapes the first byte of the next piece: keep it for then.
+        # A last backslash escapes the first byte of the next piece: keep it until then.
         odd = (len(data) - len(data.rstrip(b"\\"))) % 2
         self._rest = data[len(data) - odd :]
         data = data[: len(data) - odd]

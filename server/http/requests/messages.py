@@ -152,7 +152,7 @@ def _messages(request: CountTokensRequest) -> Iterator[tuple[str, dict[str, Any]
 
 
 def _split(role: str, blocks: Sequence[Block], place: str) -> Iterator[dict[str, Any]]:
-    """Yield a message as a chat's: one, except results of tools, which are separate messages there."""
+    """Yield the chat messages of a message: one, and one more for each result of a tool."""
     texts: list[str] = []
     rest: dict[str, Any] = {}
     results = False

@@ -133,7 +133,7 @@ class Kind:
 
 
 LONGEST_NAME, LONGEST_PATH = 64, 256
-"""Characters of an unknown field used to find a similar known one, and shown."""
+"""Characters of an unknown field that are compared with known ones, and that are shown."""
 
 CHAT = Kind(ChatRequest, CHAT_FIELDS)
 TEXT = Kind(TextRequest, TEXT_FIELDS, ids=True)

@@ -74,8 +74,8 @@ def _key() -> Key | None:
 
 
 def _set_apart(request: ChatRequest | TextRequest, limits: Limits) -> None:
-    """Set the owner of the texts that lookup searches for the request, and the drafter of its key or adapter, if these
-    have their own. Such a request shares prefixes only with requests of the same drafter."""
+    """Set whose texts lookup searches, and the drafter of the request's key or adapter, where they are kept apart.
+    Requests with different drafters share no cached prefixes."""
     key = _key()
     if limits.looks_across:
         request._corpus = "" if key is None else key.digest.hex()
@@ -135,8 +135,8 @@ def _checked_body(whole: dict[str, Any], kind: Kind, limits: Limits, level: str 
 
 
 def _check_amounts(body: dict[str, Any], kind: Kind, limits: Limits) -> Any:
-    """Refuse too large bodies. Checks and returns the prompt of a completion, and replaces it in the body by a short
-    one, so that no model of types checks a million token ids."""
+    """Refuse too large bodies, and return the checked prompt of a completion. The body gets a short prompt instead, so
+    that pydantic does not check a million token ids."""
     prompt = None
     if kind.model is ChatRequest:
         bounds.check_messages(body.get("messages"), limits.images if kind.is_answered else None)

@@ -187,7 +187,7 @@ def _messages(request: ResponsesRequest) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def _turn(item: Item) -> dict[str, list[Any]]:
-    """Return the assistant's part of a turn that an item is; empty for an item of others."""
+    """Return an item as part of the assistant's turn; {} for items of other roles."""
     match item:
         case FunctionCallItem():
             return {"tool_calls": [chat_call(item.call_id, item.name, item.arguments)]}

@@ -8,7 +8,7 @@ from ..errors import NO_TOKEN
 from . import bounds
 
 SURELY_FAST_BYTES = 200_000
-"""A text of this many bytes has no more tokens than bytes, which the tokenizer returns within a few milliseconds."""
+"""A prompt up to this size is fast to tokenise, however long the context is: no early check."""
 SLICE_CHARACTERS = 8192
 CUT_TOKENS = 32
 """Tokens that a cut can add: the pieces of a word on both sides of it."""
@@ -17,7 +17,7 @@ SHORT_CHARACTERS = 2048
 
 
 class PromptLength:
-    """tokenizer: the model's. context_length: its tokens of prompt and answer."""
+    """Refuses prompts beyond the context early. context_length: tokens of prompt and answer."""
 
     def __init__(self, tokenizer: Any, context_length: int) -> None:
         self.context_length = context_length

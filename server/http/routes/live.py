@@ -44,7 +44,7 @@ def install(
 
 
 class Live:
-    """Reads the engines on behalf of all open pages."""
+    """Reads the engines once for all open pages."""
 
     def __init__(self, engine: Engine, lifecycle: Lifecycle, answers: AnswerLogger) -> None:
         self._engine, self._lifecycle, self._answers = engine, lifecycle, answers

@@ -26,7 +26,7 @@ from ..requests.sampling_defaults import SamplingDefaults
 from ..requests.validation import Limits
 
 ELSEWHERE = "/v1/embeddings"
-"""A route of OpenAI's that clients try, and that is not here."""
+"""A route of OpenAI's that clients try and this server lacks."""
 EVENTS = "where `stream` is true: server-sent events, each a piece of the answer or an error; the last says [DONE]"
 EXAMPLE_QUESTION = "Explain what rain is."
 """Prompt of the examples in /docs."""
@@ -68,8 +68,8 @@ def install(
     compiler: GrammarProcess,
     activations: str,
 ) -> tuple[ChatHandler, Complete]:
-    """Add the routes; limits.model is the one model that they know, activations are its products'. Returns the handler
-    of chats, and the function that answers a request of any form."""
+    """Add the routes. activations: see `ModelCard`. Returns the handler of chats, and the function that answers a
+    request of any form."""
     chat = ChatHandler(engine.tokenizer_manager, engine.template_manager, compiler, sampling)
     text = TextHandler(engine.tokenizer_manager, engine.template_manager, compiler, sampling)
 

@@ -1,5 +1,4 @@
-"""The page at `/` and its files; and `/docs`, which shows the API. The page itself is public and needs no key; the
-requests that it makes do."""
+"""The page at `/` and its files; and `/docs`, which shows the API. Neither needs a key; the page's requests do."""
 
 from importlib import resources
 from pathlib import Path
@@ -12,7 +11,7 @@ from ..errors import ApiError
 FOLDER = Path(__file__).parents[1] / "page"
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
-    # Only this server's own files, and no page around it.
+    # Only this server's own files; no other page may frame it.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",

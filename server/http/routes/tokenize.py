@@ -1,4 +1,4 @@
-"""/v1/tokenize and /v1/detokenize, with the fields of SGLang's: the model's input, without an answer."""
+"""/v1/tokenize and /v1/detokenize, with SGLang's fields."""
 
 from typing import Any
 
