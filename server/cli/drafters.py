@@ -30,7 +30,7 @@ SHAPE = {"hidden_size": "hidden size", "vocab_size": "vocabulary", "num_hidden_l
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Seconds of a draft for one request. step: seconds to verify all of it, None: unknown. how: their source."""
+    """Times for one request. draft: seconds to make a draft. step: seconds to verify it; None: unknown. how: source."""
 
     draft: float
     step: float | None
@@ -101,7 +101,7 @@ def _as_json(
 
 
 def _speed(settings: Settings, model: Model, drafter: Candidate) -> Speed | None:
-    """Return the times of this machine's profile with a drafter, whatever activations it was measured with."""
+    """Return a drafter's times in this machine's profile, of any activations; None without a profile."""
     import numpy as np
 
     from outrider.drafters import registry

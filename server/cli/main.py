@@ -58,7 +58,7 @@ class WideHelp(argparse.RawDescriptionHelpFormatter):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28)
-        self._action_max_length = 14  # argparse forgets that commands are indented
+        self._action_max_length = 14  # argparse ignores the indentation of commands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _stopped_as_by_ctrl_c() -> Iterator[None]:
-    """Treat SIGTERM as SIGINT meanwhile, so that a command ends its servers and keeps its measurements."""
+    """Treat SIGTERM as SIGINT, so that a command ends its servers and keeps its measurements."""
     before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         yield

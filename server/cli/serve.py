@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     resolved = resolve(settings, _say)
     on_cpu = resolved.settings.resolved_device == "cpu"
     if on_cpu:
-        hardware.instruction_set()  # ready before the engine needs them, which would otherwise be in its first request
+        hardware.instruction_set()  # compiles the kernels, which else the first request would wait for
     parallel = settings.parallel
     if parallel.nnodes > 1:
         _say(f"Node {parallel.node_rank} of {parallel.nnodes}; the nodes meet at {parallel.dist_init_addr}")

@@ -93,7 +93,7 @@ def _qwen3moe(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:
 def _gemma3(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:
     layers, window = config["num_hidden_layers"], file.hyper("attention.sliding_window", 0)
     period = file.hyper("attention.sliding_window_pattern", 6) if window else 1
-    # The largest of the family scales by the width of its heads as its other sizes have it, which is another.
+    # The largest model scales by this width, as the other sizes do, but its heads have another width.
     whole = config["hidden_size"] // config["num_attention_heads"]
     local = {"rope_type": "default", "rope_theta": file.hyper("rope.freq_base_swa", 10000.0)}
     return {

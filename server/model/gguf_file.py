@@ -16,7 +16,7 @@ PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", r
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """path: of the part that holds it, the parts[part]. shape: rows first, as torch has it. offset, size: in bytes."""
+    """path: the part that holds it, `parts[part]`. shape: rows first, as in torch. offset, size: in bytes."""
 
     path: Path
     part: int
@@ -31,7 +31,7 @@ class FileTensor:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return all parts of a split file in order, whichever of them is named; of any other file just that."""
+    """Return all parts of a split file in order, given any of them; for any other file, the file."""
     named = PART.fullmatch(path.name)
     if named is None:
         return [path]
@@ -50,7 +50,7 @@ def stem_of(path: Path) -> str:
 
 
 class GgufFile:
-    """Raises UserError where the file is not a whole GGUF file, or a part of it is missing."""
+    """A GGUF file with all its parts. Raises UserError if it is incomplete, or no GGUF file."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.parts = path, parts_of(path)

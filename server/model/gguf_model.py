@@ -36,7 +36,7 @@ OUTSIDE = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-"""Tensors of no layer."""
+"""Tensors outside the layers."""
 SAMPLING = {
     "temperature": "temp",
     "top_k": "top_k",
@@ -61,7 +61,7 @@ def folder(file: Path, name: str) -> Path:
 def prepare(file: Path, name: str, sampling: Mapping[str, float] = MappingProxyType({})) -> Path:
     """Return a GGUF file's folder, made where needed. Raises UserError, in one line, if the file cannot be served.
 
-    sampling: recommended for the model (keys of `SAMPLING`), where the file does not say it itself.
+    sampling: recommended for the model (keys of `SAMPLING`); the file's own replaces it.
     """
     return cached(folder(file, name), lambda into: _write(file, into, sampling), what=f"the model {name}", needs=ROOM)
 
@@ -116,7 +116,7 @@ def _sampling(file: GgufFile) -> dict[str, float]:
 
 
 def _config(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
-    """Return config.json; transformers' reading lacks the width of heads in Qwen3 and the scaling of positions."""
+    """Return config.json. Transformers' own reading lacks Qwen3's width of heads and the scaling of positions."""
     heads, hidden = file.hyper("attention.head_count"), file.hyper("embedding_length")
     width = file.hyper("attention.key_length", hidden // heads)
     if file.hyper("attention.value_length", width) != width:
@@ -144,12 +144,12 @@ def _config(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
     for name, gguf_name in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")):
         token = file.number(f"tokenizer.ggml.{gguf_name}_token_id", -1)
         config[name] = token if token >= 0 else None  # transformers' defaults belong to one vocabulary
-    config["eos_token_id"] = ends if len(ends) > 1 else next(iter(ends), None)  # keys keep their order: it is hashed
+    config["eos_token_id"] = ends if len(ends) > 1 else next(iter(ends), None)  # same place: the order is hashed
     return config | architecture.config(file, config)
 
 
 def _index(file: GgufFile, architecture: Architecture, config: dict[str, Any]) -> dict[str, Stored]:
-    """Place of each of the model's tensors; raises UserError where one is missing, unknown or of an unknown type."""
+    """Return the places of the model's tensors. Raises UserError for a missing or unknown tensor or type."""
     from ..plugin.loading.gguf_weights import Stored
 
     heads = {"attn_q.weight": config["num_attention_heads"], "attn_k.weight": config["num_key_value_heads"]}

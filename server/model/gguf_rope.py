@@ -9,7 +9,7 @@ from .gguf_file import GgufFile
 LLAMA_3_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 TENSORS = (LLAMA_3_FACTORS, LONG_FACTORS, SHORT_FACTORS)
-"""Factors of the wavelengths of a head's pairs."""
+"""Tensors with factors of the wavelengths of a head's pairs."""
 PARTIAL = ("phi3",)
 """Architectures that may rotate a part of each head."""
 
@@ -41,7 +41,7 @@ def parameters(file: GgufFile, head: int) -> dict[str, Any]:
 
 
 def _yarn(file: GgufFile, factor: float) -> dict[str, Any]:
-    """Return YaRN (arXiv:2309.00071); attn_factor is SGLang's name, attention_factor transformers' for the product."""
+    """Return YaRN's (arXiv:2309.00071). YaRN's own factor is in transformers' attention_factor, not in SGLang's."""
     for name, usual in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
         if file.hyper(f"rope.scaling.{name}", usual) != usual:
             raise UserError(f"{file.path}: positions scaled by 'yarn' with {name} are not supported from a GGUF file")
@@ -58,7 +58,7 @@ def _yarn(file: GgufFile, factor: float) -> dict[str, Any]:
 
 
 def _long(file: GgufFile) -> dict[str, Any]:
-    """Return LongRoPE (arXiv:2402.13753): factors for short and for long contexts are in the file."""
+    """Return LongRoPE's (arXiv:2402.13753): the file has factors for short and for long contexts."""
     return {
         "rope_type": "longrope",
         "long_factor": file.tensor(LONG_FACTORS).read().tolist(),
@@ -69,7 +69,7 @@ def _long(file: GgufFile) -> dict[str, Any]:
 
 
 def _llama_3(file: GgufFile, theta: float, width: int) -> dict[str, Any]:
-    """Return Llama 3's scaling, which is in the file as one factor for each frequency."""
+    """Return Llama 3's scaling; the file has one factor for each frequency. Raises UserError for other factors."""
     import torch
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

@@ -1,7 +1,6 @@
 """The tokenizer in a GGUF file, written as transformers reads it.
 
-It is built here: transformers' own reading of such a file takes a split that it does not know for GPT-2's, and gives
-merges that the file does not list another order.
+Transformers' own reading of such a file takes an unknown split for GPT-2's, and orders unlisted merges differently.
 """
 
 from dataclasses import dataclass
@@ -18,16 +17,16 @@ SIGNS, SPACES = r" ?[^\s\p{L}\p{N}]+", r"\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA_3 = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{SIGNS}[\r\n]*|{SPACES}"
 UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 WORDS = [rf"[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]{some}[{LOWER}]{more}" for some, more in ("*+", "+*")]
-"""A word with a lower case letter, else one of capitals; the change from lower to upper case begins another."""
+"""A word with a lower case letter, else one of capitals; a capital after a lower case letter begins a word."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
     """How a text is split before it is encoded.
 
-    pattern: of the pieces; None for GPT-2's. digits: each is a piece. whole: a piece that is a token is that token,
-    whatever the merges say. begins: texts begin with a token of their own, where the file does not say. composed: the
-    text is brought to Unicode's composed form (NFC).
+    pattern: of the pieces; None for GPT-2's. digits: each is a piece. whole: a piece that is a token stays one whatever
+    the merges say. begins: texts begin with `bos`, unless the file says otherwise. composed: the text is brought to
+    Unicode's composed form (NFC).
     """
 
     pattern: str | None = None
@@ -60,7 +59,7 @@ SPLITS = {
     "gpt-4o": O200K,
 }
 """Splits by the names of llama.cpp's converter: Granite has refact, SmolLM3 smaug-bpe, OLMo 2 and Phi-4 dbrx,
-Phi-4-mini gpt-4o, Mistral since Nemo tekken. A file that names none does not say how its model split texts."""
+Phi-4-mini gpt-4o, Mistral since Nemo tekken. A file without a name in this table is refused."""
 
 
 def write(file: GgufFile, folder: Path, longest: int) -> None:
@@ -77,7 +76,7 @@ def write(file: GgufFile, folder: Path, longest: int) -> None:
 
 
 def end_tokens(file: GgufFile) -> list[int]:
-    """Return tokens that end an answer: that of a text, of a turn, of a message. Many files name only some of them."""
+    """Return tokens that end an answer: of a text, a turn, a message. Many files name only some of them."""
     tokens = [file.number(f"tokenizer.ggml.{name}_token_id", -1) for name in ("eos", "eot", "eom")]
     return list(dict.fromkeys(token for token in tokens if token >= 0))
 
@@ -112,7 +111,7 @@ def _sentence_pieces(file: GgufFile, longest: int) -> Any:
     words = {token: i for i, token in enumerate(tokens)}
     unknown_token = None if unknown is None else tokens[unknown]
     tokenizer = Tokenizer(models.BPE(words, merges, unk_token=unknown_token, fuse_unk=True, byte_fallback=True))
-    # The space before a text is also put after a special token, as in llama.cpp and where the models were trained.
+    # A space also follows a special token, as in llama.cpp and in the models' training.
     prefix = file.value("tokenizer.ggml.add_space_prefix", True)
     before = [normalizers.Prepend("▁")] if prefix else []
     tokenizer.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", "▁")])
@@ -143,7 +142,7 @@ def _add_found_first(file: GgufFile, tokenizer: Any) -> None:
 
 
 def _finish(file: GgufFile, tokenizer: Any, longest: int, begins: bool) -> Any:
-    """Add the special tokens. begins: True if texts begin with the first of them where the file does not say."""
+    """Add the special tokens. begins: texts begin with `bos`, unless the file says otherwise."""
     from tokenizers import processors
     from transformers import PreTrainedTokenizerFast
 

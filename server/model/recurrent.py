@@ -7,7 +7,7 @@ LINEAR = "linear_attention"
 
 
 def recurrent_layers(config: dict[str, Any]) -> int:
-    """Return the number of a model's gated delta layers, listed or every one but each `full_attention_interval`-th."""
+    """Return the number of gated delta layers: as listed, else all but every `full_attention_interval`-th."""
     if not config.get("linear_num_value_heads"):
         return 0
     layers = int(config["num_hidden_layers"])

@@ -15,7 +15,7 @@ async def generate(
 ) -> dict[str, Any]:
     """Return one complete answer of SGLang's tokenizer manager: `text`, `output_ids` and `meta_info`.
 
-    Asks the first of several engines, the one whose records `worker_rpc.read` returns. stream: receive the tokens of
+    Asks the first of several engines; `worker_rpc.read` returns its records. stream: receive the tokens of
     every step, as a streaming client does. logprobs_from: return the prompt's logprobs from this token on. Cancelling
     the coroutine aborts the request.
     """
@@ -32,7 +32,7 @@ async def generate(
         logprob_start_len=logprobs_from,
         routed_dp_rank=0,
         log_metrics=False,  # no client's request
-        bootstrap_host=FAKE_BOOTSTRAP_HOST if apart else None,  # there is no other server in it
+        bootstrap_host=FAKE_BOOTSTRAP_HOST if apart else None,  # no other server takes part
         bootstrap_room=0 if apart else None,
     )
     answer: dict[str, Any] = {}
@@ -46,7 +46,7 @@ async def run_beside(
 ) -> None:
     """Answer prompts concurrently, with exactly `new_tokens` each. options: custom parameters of each.
 
-    Answers are streamed, as most clients ask: the processes that bring tokens to a client share the cores.
+    Answers are streamed, as to most clients, because bringing tokens to clients takes time on the same cores.
     """
     await asyncio.gather(
         *(

@@ -1,7 +1,7 @@
 """Run several engines for one HTTP process: SGLang's data parallelism, with our start and watch of processes.
 
-SGLang's controller is a process between the tokenizer manager and the schedulers, one per engine, which it starts. A
-request goes to the engine with the fewest tokens; other messages go to all engines. Each engine has its own part of the
+SGLang's controller is a process between the tokenizer manager and the schedulers. It starts a scheduler per engine,
+and sends a request to the engine with the fewest tokens, other messages to all. Each engine has its own part of the
 machine's cores, a NUMA node if there are several. Its memory is on the same node, because the first thread that touches
 a page decides its place.
 """
@@ -86,14 +86,14 @@ class _Scheduler(multiprocessing.Process):
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        """End the controller if a scheduler fails: it would wait for it, and send it requests, for ever."""
+        """End the controller if the scheduler fails: it would send requests to it, and wait, for ever."""
         self.join()
         if self.exitcode:
             os._exit(1)
 
 
 def _dispatch(controller: Any) -> None:
-    """Run SGLang's message loop, but sleep between messages: SGLang's polls without a pause and takes a core."""
+    """Replace SGLang's message loop, which polls without a pause and takes a core: sleep between messages."""
     inbox = controller.recv_from_tokenizer
     from sglang.srt.managers.io_struct import sock_recv
 

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Detokenizer(DetokenizerManager):
-    """SGLang's detokenizer without a process: its handlers are called.
+    """SGLang's detokenizer without a process of its own: its handlers are called directly.
 
     tokenizer: Transformers' tokenizer that SGLang has made for a text model; None: make one.
     """

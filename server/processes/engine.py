@@ -213,7 +213,7 @@ def _set_environment(settings: Settings, run_dir: Path) -> None:
     if interface is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     if settings.parallel.role and settings.host not in ("0.0.0.0", "::"):
-        os.environ.setdefault("SGLANG_HOST_IP", settings.host)  # where the other server reaches this one's transfer
+        os.environ.setdefault("SGLANG_HOST_IP", settings.host)  # where the other server finds this one
     if not settings.parallel.leads:
         os.environ["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] = "0"  # SGLang would watch them itself, and never return
     metrics = run_dir / "metrics"
@@ -226,7 +226,7 @@ def _set_environment(settings: Settings, run_dir: Path) -> None:
         if seconds is not None:
             os.environ[f"SGLANG_REQ_{name}_TIMEOUT"] = str(seconds)
     if settings.resolved_device == "cpu":
-        # The server then needs no GPU, and libraries stop looking for one.
+        # So that no library looks for a GPU.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 

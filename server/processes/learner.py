@@ -17,7 +17,7 @@ BOUND_TO_PARENT = (
     f"import ctypes, runpy; ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {int(signal.SIGKILL)}); "
     "runpy.run_module('outrider.drafters.learning.process', run_name='__main__')"
 )
-"""Code that ends the learner with its parent, even if it is paused right after its start."""
+"""Code of a learner that dies with its parent, even if it is paused right after its start."""
 
 
 class LearnerProcess:
@@ -46,7 +46,7 @@ class LearnerProcess:
 
     @property
     def running(self) -> bool:
-        """False once it has ended."""
+        """True from the start of the process to its end."""
         return self._process is not None and self._process.poll() is None
 
     def pause(self) -> None:

@@ -93,7 +93,7 @@ def engine_index(scheduler_args: tuple[Any, ...]) -> int:
 
 
 def scheduler_index(scheduler_args: tuple[Any, ...]) -> int:
-    """Return a scheduler's number on its machine, modulo the schedulers there: engines, or ranks of one engine."""
+    """Return the number of the engine plus the tensor-parallel rank; on a CPU one of the two is 0."""
     return engine_index(scheduler_args) + int(scheduler_args[3])
 
 
@@ -139,8 +139,7 @@ def die_with(parent: int) -> None:
 
 
 class FailureFilter(logging.Filter):
-    """Shortens the traceback that SGLang logs for a failed process to one line, during the start and after a failure of
-    another rank."""
+    """Shortens SGLang's logged traceback of a failure to one line, during the start and if another rank has failed."""
 
     def __init__(self, report: StartupReport, verbose: bool) -> None:
         super().__init__()

@@ -38,7 +38,7 @@ class RunFolder:
             # Between the two lines another starting server removed it as a leftover.
 
     def attach(self, file: Path) -> None:
-        """Remove a file outside the folder together with the folder."""
+        """Have a file outside the folder removed with it."""
         (self.path / f"{LINK_PREFIX}{file.name}").symlink_to(file)
 
     def remove(self) -> None:

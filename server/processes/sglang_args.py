@@ -77,7 +77,7 @@ GRAMMAR_BACKENDS = ("xgrammar", "none")
 """SGLang's other backends bound neither time nor memory of a grammar: one request could stop all."""
 
 JSON_WHITESPACE = 8
-"""White space between two tokens of JSON by a schema, at most. Without a bound a model may write it for ever."""
+"""Most white space between two tokens of JSON. Without a bound a model may write it for ever."""
 
 
 def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) -> ServerArgs:
@@ -167,7 +167,7 @@ def _decoding(settings: Settings, context: int, cache: int | None) -> dict[str, 
 
 
 def _order(settings: Settings) -> dict[str, Any]:
-    """Return the argument that has short prompts read first, where prompts are read in chunks of ours."""
+    """Return the argument by which short prompts are read first, if prompts are read in our chunks."""
     if not settings.reads_in_chunks or settings.disable_radix_cache:
         return {}
     return (

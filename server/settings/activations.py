@@ -128,8 +128,8 @@ def _read(path: Path) -> dict[str, float] | None:
 
 
 def _bytes_by_kind(model: Model) -> dict[str, int]:
-    """Return the bytes of all weights that the model multiplies in blocks, by kind. An AWQ or GPTQ checkpoint
-    has one kind, so that their number does not matter."""
+    """Return the bytes of all weights that the model multiplies in blocks, by kind; any number for an AWQ or GPTQ
+    checkpoint, which has one kind."""
     if model.folder is None or not is_prepared(model.folder):
         config = model.config.get("quantization_config") or model.config.get("compression_config") or {}
         kind = f"GROUPS_{config.get('group_size')}"
@@ -144,10 +144,10 @@ def _bytes_by_kind(model: Model) -> dict[str, int]:
 
 
 def _measure(settings: Settings, sizes: Mapping[str, int]) -> dict[str, float]:
-    """Return the milliseconds of one row through so many bytes of blocks of each kind, by activations.
+    """Return the milliseconds to multiply one row with `sizes` bytes of blocks of each kind, by activations.
 
-    Takes the processor time of one thread, the shortest of several turns: other work on the machine disturbs it least,
-    and a busy moment must not decide for good.
+    Takes the shortest processor time of one thread in several turns, which other work on the machine disturbs least:
+    the choice is kept.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -156,7 +156,7 @@ def _measure(settings: Settings, sizes: Mapping[str, int]) -> dict[str, float]:
         x = torch.randn(1, DEPTH, dtype=getattr(torch, settings.resolved_dtype))
         for kind, size in sizes.items():
             width = DEPTH // block_depth(kind) * KINDS[kind]
-            # Small numbers wherever a scale may be: values do not matter, as long as none is denormal or infinite.
+            # No scale of these bytes is denormal or infinite; otherwise values do not matter.
             rows = torch.randint(16, 48, (SAMPLE_BYTES // width, width), dtype=torch.uint8)
             arms = {name: pack_blocks(rows, kind, len(rows), DEPTH, activations=name) for name in ACTIVATIONS}
             shortest = dict.fromkeys(arms, float("inf"))

@@ -67,7 +67,7 @@ def own_layer(model: Model) -> Path:
 
 
 def read_config(folder: Path) -> networks.Config:
-    """Return the shape of a folder's drafter. Raises UserError if the folder has no readable one."""
+    """Return the config of a folder's drafter. Raises UserError if it cannot be read."""
     try:
         return networks.read_config(folder)
     except CheckpointError as error:

@@ -27,8 +27,8 @@ class Candidate:
     """A drafter that may fit a model.
 
     name: repository, or folder. kind: as `registry.serving` takes it; "" if the folder does not say. origin: the place
-    it was found in, or the page that names it. folder: None if it is not on this machine. obstacle: the reason against
-    it; "" if it is not here, or fits as far as its config tells.
+    it was found in, or the page that names it. folder: None if it is not on this machine. obstacle: the reason why
+    it does not fit; "" if none is known, from its kind or, on this machine, its config.
     """
 
     name: str
@@ -43,8 +43,7 @@ class Candidate:
 
 
 def candidates(settings: Settings, model: Model) -> list[Candidate]:
-    """Return all drafters of a model, by preference: drafters in its folder, public ones in the registry's order, and
-    its own MTP layer."""
+    """Return all drafters of a model, by preference: in its folder, public in the registry's order, its MTP layer."""
     if settings.model is None:
         folders = dict.fromkeys(shipped(model, name) for name in CHECKPOINT_DRAFTERS)
         origin = "comes with Outrider"
@@ -68,7 +67,7 @@ def candidates(settings: Settings, model: Model) -> list[Candidate]:
 def with_found_drafter(settings: Settings, model: Model, say: Callable[[str], None] = lambda line: None) -> Settings:
     """Replace `auto` by a drafter for a model that ships without one. say: receives the reason, in one line.
 
-    Reads the drafter's weights first, so that damaged ones stop no server.
+    Reads the drafter's weights first: a server with a damaged drafter would not start.
     """
     if settings.drafter != "auto" or settings.drafter_path is not None or settings.model is None:
         return settings

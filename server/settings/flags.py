@@ -19,7 +19,7 @@ MOVED = {
     "--learn-tokens": "`outrider learn forget`; 2,000,000 tokens of answers are kept",
     "--learn-gigabytes": "a --learn-folder with room for 2 GB",
 }
-"""Former flags, and the answer to their question now."""
+"""Former flags, and their replacements."""
 
 
 def add_all_flags(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def add_all_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_engine_flags(parser: Flags, *, drafter: bool) -> None:
-    """Add the flags of a command that measures an engine; drafter: also those that choose a drafter."""
+    """Add the flags of a command that measures an engine. drafter: also the flags of drafting."""
     add_flags(parser, Settings, TARGET)
     if drafter:
         drafting = [name for name in DRAFTERS if name != "off"]
@@ -50,6 +50,6 @@ def settings_of(args: argparse.Namespace, **fixed: Any) -> Settings:
 
 
 def served_settings_of(args: argparse.Namespace) -> Settings:
-    """Return settings from the flags of `add_all_flags`; raises UserError where they cannot be."""
+    """Return settings from the flags of `add_all_flags`. Raises UserError for invalid ones."""
     given = {each.name: getattr(args, each.name) for each, _ in declared(Settings)}
     return Settings(**given, sglang_flags=tuple(args.sglang_flags))

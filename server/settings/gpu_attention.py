@@ -8,18 +8,18 @@ from ..model.target import Model
 from ..plugin.attention_backends import OURS, Capability, Needs, fitting, unfit
 
 PREFILLS = (*(4, 8, 16, 32, 64, 128, 192, 256, 384), *range(512, 1024, 128), *range(1024, 2049, 256))
-"""Tokens of prefills for which graphs are captured. SGLang's own list is twice as long, and each graph takes time at
-start. From 512 tokens on, where padding takes time, it is less than a fifth."""
+"""Tokens of prefills for which graphs are captured: half of SGLang's list, because each graph takes time at start. From
+512 tokens on padding takes time: it is less than a fifth."""
 PREFILL_FLAGS = ("cuda_graph_bs_prefill", "cuda_graph_max_bs_prefill", "cuda_graph_config")
 """SGLang's flags that say which prefills are captured."""
 SCATTERING = ("moe_a2a_backend", "moe_dense_tp_size")
-"""Flags of SGLang with which ranks share a step's tokens out; graphs are then for multiples of the ranks alone."""
+"""SGLang's flags that divide a step's tokens among ranks; its graphs then take multiples of the ranks alone."""
 FLAGS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 """SGLang's flags of backends, by any of which verification may run."""
 
 
 def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: str = "auto") -> dict[str, Any]:
-    """Choose SGLang's arguments. given: those of the command line, by the names of their fields. dtype: of `--dtype`.
+    """Choose SGLang's arguments. given: the command line's, by the names of their fields. dtype: of `--dtype`.
 
     Raises UserError for a backend that cannot verify requests of different lengths here, naming backends that can.
     """
@@ -39,7 +39,7 @@ def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: s
             )
     chosen: dict[str, Any] = {} if given.get("attention_backend") else {"attention_backend": usable[0]}
     if OURS in {usable[0] if chosen else None, *(given.get(flag) for flag in FLAGS)}:
-        # It has one KV slot a token for all layers, and no metadata for SGLang's graphs of prefills.
+        # Our backend has one KV slot a token for all layers, and no metadata for SGLang's graphs of prefills.
         chosen |= {"disable_hybrid_swa_memory": True, "disable_prefill_cuda_graph": True}
     return chosen
 
@@ -47,8 +47,8 @@ def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: s
 def graphs(backend: str | None, given: dict[str, Any], *, ranks: int, adapters: bool = False) -> dict[str, Any]:
     """Return SGLang's arguments of CUDA graphs: of prefills, and of verifications if their steps have buckets.
 
-    backend: None without verification. given: as for `choose`. ranks: of tensor parallelism. adapters: are served,
-    with which SGLang starts no graphs of verifications.
+    backend: None without verification. given: as for `choose`. ranks: of tensor parallelism. adapters: some are served;
+    SGLang then starts no graphs of verifications.
     """
     if backend is None or adapters or (ranks > 1 and any(given.get(flag) for flag in SCATTERING)):
         return {"disable_cuda_graph": True}

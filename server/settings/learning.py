@@ -95,7 +95,7 @@ def _trained_kind(settings: Settings, kind: str) -> str:
 
 
 def in_use(folder: Path) -> str:
-    """Return the folder of the learned drafter in use; "" while the first one is."""
+    """Return the folder of the learned drafter in use; "" if none is."""
     from outrider.drafters.learning.answers import ServerState
 
     name = ServerState.read(folder).in_use

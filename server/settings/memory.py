@@ -62,7 +62,7 @@ def plan(settings: Settings, model: Model) -> MemoryPlan:
         return MemoryPlan(settings.max_total_tokens)
     float_size = 4 if settings.resolved_dtype == "float32" else 2
     free = hardware.available_memory() // settings.resolved_engines
-    parallel = settings.parallel  # of weights and cache, each node has its part
+    parallel = settings.parallel  # each node has its part of weights and cache
     in_blocks = settings.quantization == "none" and native.available() and parallel.tp_size == 1
     weights = target.weight_bytes(model, float_size, in_blocks) // parallel.nnodes
     per_token = kv_bytes_per_token(model.config, float_size) // parallel.nnodes
@@ -93,7 +93,7 @@ def plan(settings: Settings, model: Model) -> MemoryPlan:
 
 
 def _wanted(settings: Settings, context: int, per_token: int) -> tuple[int, str]:
-    """Return the tokens of a cache that memory does not limit, and why: one request of the whole context at least."""
+    """Return the tokens of a cache that memory does not limit, at least one whole context, and the reason."""
     each, requests = min(context, REQUEST_TOKENS), settings.max_running_requests or REQUESTS
     many = min(requests * each + PREFIX_TOKENS, DEFAULT_KV_BYTES // per_token)
     if many > context:

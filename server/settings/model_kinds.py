@@ -1,6 +1,6 @@
 """Check quantised, recurrent and block-diffusion models, and adapt the settings to them.
 
-A CPU serves quantised checkpoints of AWQ and GPTQ with 4-bit codes in groups, and refuses all others.
+Of quantised checkpoints a CPU serves only AWQ and GPTQ, with 4-bit codes in groups.
 """
 
 from dataclasses import replace

@@ -60,7 +60,7 @@ def fingerprint(settings: Settings, model: Model) -> Fingerprint:
 
 
 def number_format(settings: Settings) -> str:
-    """Format of weights and activations, of settings that name the activations (`with_activations`)."""
+    """Return the format of weights and activations. The settings name the activations (`with_activations`)."""
     dtype = settings.resolved_dtype
     if settings.quantization != "none":
         dtype += f"+{settings.quantization}"
@@ -87,7 +87,7 @@ def graph_fingerprint(settings: Settings, model: Model, temperature: str) -> Gra
 
 
 def default_name(here: Fingerprint, model: Model) -> str:
-    """Return the folder name of the profile that is measured for this engine unless the user names another."""
+    """Return the default name of this engine's profile folder."""
     short = hashlib.sha256(json.dumps(asdict(here), sort_keys=True).encode()).hexdigest()[:8]
     return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{model.name}-{here.drafter}-{short}".lower()).strip("-.")
 
@@ -95,8 +95,7 @@ def default_name(here: Fingerprint, model: Model) -> str:
 def with_profile(settings: Settings, model: Model) -> tuple[Settings, bool]:
     """Return settings with a profile folder, and whether it has still to be measured.
 
-    A profile that the user named must fit; without a name the one that fits is found. Planners that know no costs go
-    without.
+    A profile that the user names must fit; without a name, one that fits is found. Planners that use no costs get none.
     """
     if not settings.profiled:
         if settings.profile is not None:

@@ -27,7 +27,7 @@ class Resolved:
 
     settings: as given, with the drafter, its checkpoint and the profile named.
     model: the target, found. memory: its need, known to fit.
-    unmeasured: settings.profile is where a profile would go; none that fits is there yet.
+    unmeasured: no profile fits; settings.profile is the folder for a new one.
     """
 
     settings: Settings
@@ -36,7 +36,7 @@ class Resolved:
     unmeasured: bool
 
     def to_measure(self, name: str | None) -> Self:
-        """Return a copy that writes the profile to `name`, as `store.NAME`; None: of model, drafter and machine."""
+        """Return a copy that writes the profile `name`; None: a name made from model, drafter and machine."""
         if name is None:
             name = profile_lookup.default_name(profile_lookup.fingerprint(self.settings, self.model), self.model)
         folder = profile_lookup.roots()[0] / name
@@ -46,8 +46,7 @@ class Resolved:
 def resolve(settings: Settings, say: Callable[[str], None] = lambda message: None) -> Resolved:
     """Find target, drafter checkpoint and profile, and check that the target fits into memory.
 
-    say: takes a line for people before the part that may take seconds. Raises UserError, with one line, for the first
-    thing that is not right.
+    say: receives lines for people. Raises UserError, in one line, for the first fault.
     """
     settings, model, plan = _without_profile(settings, say)
     how = f"unmasking by {settings.unmasking}" if settings.diffusion else f"drafter {settings.drafter}"

@@ -15,7 +15,7 @@ from .parallel import Parallel
 from .setting import check, require_between
 
 LOOKUP_GAMMA = 15
-"""Draft tokens per step of prompt lookup beside a drafter model, where larger than `--gamma`."""
+"""Least draft tokens per step of prompt lookup with a drafter model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +194,7 @@ class Settings(Declared):
 
     @property
     def unmasking_policy(self) -> str:
-        """The policy by which a block-diffusion model's tokens are revealed, with its number."""
+        """`--unmasking` with its threshold or number of tokens."""
         number = self.unmasking_tokens if self.unmasking == "static" else self.unmasking_threshold
         return f"{self.unmasking} {number:g}"
 

@@ -44,7 +44,7 @@ STATES = (1, 2, 3, 4, 6, NODES + 1)
 MOST_ROWS = 128
 """Most states in a forward. Beyond, drafts do not pay."""
 STEP_TOKENS = 4
-"""Most tokens that a step under a threshold usually reveals: it decides how long answers are."""
+"""Most tokens that a step by threshold usually reveals; the length of measured answers follows from it."""
 
 
 async def tune(
@@ -103,8 +103,8 @@ async def replay(engine: Engine, questions: Sequence[tuple[str, float]], new_tok
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Rounds of exact shapes, with the tokens of all states in the forward. block: tokens of a block. mask: the token
-    that no prompt may hold. step: tokens that a step reveals."""
+    """Rounds of exact shapes, with the tokens of all states in a forward. block: tokens of a block. mask: the token
+    that no prompt may hold. step: tokens that a step reveals. vocabulary: its size."""
 
     block: int
     mask: int
@@ -138,8 +138,8 @@ class Rounds:
         return (steps + MARGIN_STEPS) * self.step
 
     async def measure(self, manager: Any, shape: Shape, steps: int) -> list[Point]:
-        """Run `shape.requests` requests and time their rounds; return no point if no round had exactly that shape. One
-        state each is the least: if all rounds also hold the blocks before, these count."""
+        """Run `shape.requests` requests; return the median time of their rounds of this shape, [] for fewer than two.
+        For one state each the rounds with the fewest states count: all may also hold the blocks before."""
         states = shape.tokens // (shape.requests * self.block)
         options = RequestOptions(gamma=states - 1, planned=False).to_custom_params()
         async with worker_rpc.measuring(manager):

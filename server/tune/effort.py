@@ -61,7 +61,7 @@ class Effort:
     tokens: per request, the anchor included; None: every number that a model can draft.
     steps: timed per shape and round.
     prompts, new_tokens: of the answers that the calibration is fitted on, greedy and sampled.
-    prefill_seconds: of reading prompts, about. seconds: stop measuring shapes after that long; None for no limit.
+    prefill_seconds: of reading prompts, about. seconds: stop measuring shapes after this time; None: no limit.
     answer_seconds: the same for answers. final: no more is measured in idle time.
     """
 

@@ -1,4 +1,4 @@
-"""Times the steps of an engine by their shapes, in turn, so that a killed measurement can continue."""
+"""Times the steps of an engine shape by shape; a killed measurement can be continued."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ async def measure_grid(
     progress: Progress,
     run: Run,
 ) -> list[Point]:
-    """Time every shape `effort.rounds` times in turn, minus the times in `partial`; return all points of these shapes.
-    Raises RuntimeError if there are none."""
+    """Time the shapes in turn, each `effort.rounds` times less its points in `partial`; return all their points. Raises
+    RuntimeError if there are none."""
     times = Counter((point.requests, point.tokens, point.context) for point in partial.points)
     total = effort.rounds * len(shapes)
     budget = IdleBudget(effort.seconds, partial.seconds if partial.points else 0.0)
@@ -81,14 +81,14 @@ async def measure_grid(
 
 
 def points_of(points: Sequence[Point], shapes: Sequence[Shape], steps: int) -> list[Point]:
-    """Return the points of these shapes. An interrupted measurement of another effort left contexts a few tokens apart,
-    and a slope between those would be noise."""
+    """Return the points of these shapes. Others, left by an interrupted measurement, may have contexts that differ by a
+    few tokens, and a slope between them would be noise."""
     wanted = {(shape.requests, shape.total_context(steps)) for shape in shapes}
     return [point for point in points if (point.requests, point.context) in wanted]
 
 
 def merge_refined(points: list[Point], refined: Sequence[Point]) -> list[Point]:
-    """Return the points, and replaced points of numbers of requests that the new ones lack."""
+    """Return the points, and `refined` points of numbers of requests that `points` lacks."""
     sizes = {point.requests for point in points}
     return points + [point for point in refined if point.requests not in sizes]
 
@@ -100,8 +100,8 @@ async def answer_all(
     progress: Progress,
     run: Run,
 ) -> list[T]:
-    """Return results of `answer`, for a few questions at a time, until `seconds` of work are spent; None: for all.
-    questions: with their temperatures."""
+    """Return results of `answer`, each for a few questions with their temperatures, until `seconds` of work are spent.
+    seconds: None for no limit."""
     results, budget = [], IdleBudget(seconds)
     for start in range(0, len(questions), CONCURRENCY):
         if budget.exhausted:

@@ -1,5 +1,5 @@
-"""Work done piece by piece while the server is idle, and interrupted at once when a request arrives. On average it
-takes one core, at the lowest priority."""
+"""Work piece by piece while the server is idle, at the lowest priority and on one core on average. A request interrupts
+it at once."""
 
 import asyncio
 import contextlib
@@ -27,8 +27,8 @@ class Traffic(Protocol):
 
 
 class Idle:
-    """Runs pieces of work in idle time. cores: that a piece keeps busy. After each piece the engine rests so long that
-    one core is busy on average. processes: ids of the computing processes."""
+    """Runs pieces of work in idle time. cores: that a piece keeps busy; the rest after each brings the average to one.
+    processes: ids of the computing processes."""
 
     def __init__(
         self, traffic: Traffic, quiet_seconds: float = QUIET_SECONDS, *, cores: int = 1, processes: Sequence[int] = ()
@@ -67,7 +67,7 @@ async def run_now(piece: Callable[[], Awaitable[T]]) -> T:
 
 
 class IdleBudget:
-    """Seconds of work, without the pauses between its pieces. seconds: None for any number. spent: earlier."""
+    """Seconds of work, without pauses between its pieces. seconds: the limit; None: none. spent: seconds so far."""
 
     def __init__(self, seconds: float | None, spent: float = 0.0) -> None:
         self.seconds, self.spent = seconds, spent
@@ -121,7 +121,7 @@ def can_restore_priority() -> bool:
             os.sched_setscheduler(0, before, os.sched_param(0))
             restored.append(True)
 
-    thread = threading.Thread(target=attempt)  # 0 is the calling thread, and this one ends
+    thread = threading.Thread(target=attempt)  # which may stay at the lowest priority: it ends
     thread.start()
     thread.join()
     return bool(restored)

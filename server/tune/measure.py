@@ -46,8 +46,8 @@ LEAST_DRAFT = 1e-6
 
 
 async def measure_shape(manager: Any, shape: Shape, steps: int) -> list[Point]:
-    """Run `shape.requests` requests and time their steps: the step without drafting and, where they draft, the draft.
-    Returns no point if no step had exactly that shape, because the engine was in use."""
+    """Run `shape.requests` requests and return median times of their steps without drafting and of their drafts; [] if
+    no step had exactly this shape, because the engine was in use."""
     drafted = [shape.drafted(index) for index in range(shape.requests)]
     options = [RequestOptions(enabled=n > 0, gamma=n, planned=False).to_custom_params() for n in drafted]
     vocabulary = manager.model_config.vocab_size
@@ -63,7 +63,7 @@ def _points(log: dict[str, list[Any]], shape: Shape, context: float) -> list[Poi
     if not exact:
         return []
     seconds, drafted = log["seconds"], log["draft_seconds"]
-    # On a GPU a draft's seconds are not measured: every other step runs without one, and the difference is a draft's.
+    # A GPU measures no drafts: every other step runs without one, and the difference is the time of a draft.
     steps = [seconds[i] - drafted[i] for i in exact if drafted[i] is not None]
     if not steps:
         return []
@@ -115,10 +115,10 @@ def to_records(lists: dict[str, list[Any]], gamma: int) -> Records:
 
 
 def split(questions: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Split into two thirds to fit on and one third held out: one of each three neighbours, which are often alike.
+    """Yield two thirds to fit on, and one third held out: one of every three neighbours, which are often alike.
 
-    Its place among the three changes from one three to the next. So kinds of prompts that come in turn, as the built-in
-    ones do, have equal shares of both parts.
+    Its place moves from one three to the next. So kinds of prompts that alternate, as the built-in ones do, have equal
+    shares of both parts.
     """
     held_out = {i for i in range(len(questions)) if (i + i // 3) % 3 == 2}
     yield [q for i, q in enumerate(questions) if i not in held_out]

@@ -14,12 +14,12 @@ from .grid import Run, prompt_of
 LENGTHS = (32, 128, 512, 2048, 4096)
 """Tokens of the prompts, in the order in which they are measured."""
 GROWTH = 5
-"""Factor by which the next prompt may take longer."""
+"""Factor by which the next length is expected to take longer."""
 
 
 async def measure_prefills(manager: Any, longest: int, seconds: float, run: Run) -> list[PrefillPoint]:
-    """Return chunks of prompts of up to `longest` tokens that together take about `seconds`; none where SGLang alone
-    cuts prompts."""
+    """Return the chunks of prompts of up to `longest` tokens, measured in about `seconds`; [] if SGLang alone cuts
+    prompts."""
     await worker_rpc.command(manager, worker_rpc.FORGET)
     began = time.monotonic()
     for length in (length for length in LENGTHS if length <= longest):

@@ -1,4 +1,4 @@
-"""The result of a measurement for people: a line, tables."""
+"""The result of a measurement in a line and in tables, for people."""
 
 import statistics
 from collections.abc import Mapping
