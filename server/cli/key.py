@@ -71,7 +71,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _create(args: argparse.Namespace) -> str:
-    """Make a key and add it to the file."""
     for name in key_file.NUMBERS:
         number = getattr(args, name)
         if number is not None and not 1 <= number <= key_file.MOST:

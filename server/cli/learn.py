@@ -36,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the command; returns the exit status."""
     from outrider.drafters.learning.answers import ServerState, forget
 
     folder = whole = _folder(args.learn_folder)

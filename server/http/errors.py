@@ -65,7 +65,7 @@ def unsupported(param: str, message: str) -> ApiError:
 
 
 def of_stream(event: str) -> JSONResponse | None:
-    """Return the response, with its status, for a stream that begins with an error; None if `event` is none."""
+    """Return the response in place of a stream with an error as its first `event`, with its status; else None."""
     if not event.startswith('data: {"error":'):
         return None
     error = json.loads(event.removeprefix("data: "))["error"]

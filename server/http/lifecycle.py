@@ -109,7 +109,7 @@ class Lifecycle:
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
-        """Count a running request, from the moment it is complete."""
+        """Count a request that has come whole, until its answer ends."""
         self.in_flight += 1
         self._changed.set()
         try:

@@ -137,7 +137,6 @@ class KeyMetrics:
         return name if name in self._names else OTHER
 
     def count_request(self, name: str) -> None:
-        """Count a request with the key of this name."""
         label = self._label(name)
         self._requests.labels(label).inc()
         for kind in ("prompt", "cached", "completion"):  # a rate needs a series before its first event

@@ -1,5 +1,5 @@
-"""Learning with a drafter for each API key, or for each LoRA adapter and the model. A learned drafter serves its
-owner's requests alone."""
+"""Learning with a drafter for each owner: each API key, or each LoRA adapter and the model. A learned drafter serves
+its owner's requests alone."""
 
 import asyncio
 import json

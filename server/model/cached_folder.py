@@ -21,8 +21,8 @@ MANIFEST = "outrider-manifest.json"
 def cached(target: Path, fill: Callable[[Path], None], *, what: str, needs: int) -> Path:
     """Return the folder `target`; make or repair it first where needed.
 
-    Two processes may start at once: a lock lets one make the folder, and the system releases the lock if its holder is
-    killed. A process killed halfway leaves no broken folder: one rename publishes it when it is complete and on disk.
+    A lock lets only one process make the folder; the system releases it if the process is killed. Such a process leaves
+    no broken folder: a rename publishes the folder when it is complete and on disk.
 
     fill: writes the files into an empty folder. what: a name of the content, for messages. needs: free bytes needed.
     """

@@ -1,8 +1,8 @@
 """SGLang's architectures: which ones are served, and the reason for each refusal; `families.toml` lists them.
 
 Tests keep the lists true: `tests/server/model/test_families.py` checks that every name of SGLang's registry is here,
-and `test_families_served.py` compares answers with Transformers. For a name that is not here SGLang has no model of
-its own; it runs Transformers' model with its layers, or reports that it cannot.
+and `test_families_served.py` compares answers with Transformers. For any other name SGLang runs Transformers' model
+with its own layers, or reports that it cannot.
 """
 
 import tomllib

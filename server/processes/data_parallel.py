@@ -93,7 +93,7 @@ class _Scheduler(multiprocessing.Process):
 
 
 def _dispatch(controller: Any) -> None:
-    """Replace SGLang's message loop, which polls without a pause and takes a core: sleep between messages."""
+    """Run SGLang's message loop, but sleep between messages: SGLang's own polls, which takes a core."""
     inbox = controller.recv_from_tokenizer
     from sglang.srt.managers.io_struct import sock_recv
 

@@ -202,7 +202,7 @@ def _launch_processes(resolved: Resolved, inputs: _LaunchInputs) -> tuple[Server
 
 def _set_environment(settings: Settings, run_dir: Path) -> None:
     settings.plugin_config.to_env()
-    # The entry points' names, so that another plugin on this machine is not loaded by accident.
+    # Our entry points' name: SGLang then loads no other plugin of this machine.
     os.environ.setdefault("SGLANG_PLUGINS", "outrider")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if settings.parallel.nnodes == 1:

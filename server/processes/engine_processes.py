@@ -45,7 +45,7 @@ class EngineProcesses:
             for sentinel in sentinels:
                 loop.remove_reader(sentinel)
         while not (names := self.dead_processes()):
-            await asyncio.sleep(0.01)  # its files are closed a moment before its exit code is there
+            await asyncio.sleep(0.01)  # a process closes its files shortly before it has an exit code
         return names
 
     def fail_requests(self, message: str) -> None:

@@ -50,15 +50,12 @@ class LearnerProcess:
         return self._process is not None and self._process.poll() is None
 
     def pause(self) -> None:
-        """Pause the process at once."""
         self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let the paused process continue."""
         self._signal(signal.SIGCONT)
 
     def end(self) -> None:
-        """Kill the process."""
         self._signal(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()

@@ -98,7 +98,6 @@ def scheduler_index(scheduler_args: tuple[Any, ...]) -> int:
 
 
 def run_detokenizer(report: StartupReport, parent: int, verbose: bool, *args: Any, **kwargs: Any) -> None:
-    """Run the detokenizer process."""
     target = "sglang.srt.managers.detokenizer_manager", "run_detokenizer_process"
     _run(target, report, parent, verbose, *args, **kwargs)
 

@@ -33,7 +33,7 @@ SET_BY_OUTRIDER = {each.name: name_of(each.name) for each, _ in declared(Setting
     "dllm_algorithm": "--unmasking",
     "dllm_algorithm_config": "--unmasking",
 }
-"""Our flag for each field of SGLang's that a setting of ours sets, with the same name or another."""
+"""Our flag for each of SGLang's fields that our settings set."""
 NAMED_ALIKE = (
     *("host", "port", "disable_radix_cache", "sampling_defaults", "max_running_requests", "chunked_prefill_size"),
     *("tool_call_parser", "reasoning_parser", "chat_template"),

@@ -40,9 +40,8 @@ ROUNDS = 15
 def with_activations(settings: Settings, model: Model, say: Callable[[str], None] = lambda line: None) -> Settings:
     """Replace `auto` by a format. say: receives the reason, in one line.
 
-    A profile shipped for this model and processor decides, if there is one.
-
-    Raises UserError if the user asks for int8 and no weight can be multiplied in int8.
+    A profile shipped for this model and processor decides, if there is one; else a measurement. Raises UserError if
+    the user asks for int8 and nothing can be multiplied in int8.
     """
     if settings.activations == "float":
         return settings

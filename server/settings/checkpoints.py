@@ -86,5 +86,5 @@ def find(wanted: str) -> Path:
 
 
 def shipped(model: Model, drafter: str) -> Path:
-    """Return the folder in which our own checkpoint for this target would be."""
+    """Return the folder of our own checkpoint for this target, which may be missing."""
     return WEIGHTS / model.name.lower() / (registry.find(drafter).kind or drafter)

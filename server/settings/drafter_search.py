@@ -103,7 +103,7 @@ def _public(settings: Settings, model: Model) -> Iterator[public.PublicDrafter]:
 
 
 def _here(repo: str, settings: Settings, model: Model) -> tuple[Path | None, str]:
-    """Return the folder of a repository next to the model or in the hub's cache, and its origin; None without one."""
+    """Return a repository's folder, next to the model or in the hub's cache, and its place in words; None without."""
     place = Path(str(settings.model)).expanduser().parent if model.folder is not None else None
     if place is not None:
         for folder in (place / repo.rpartition("/")[2], place / repo, place.parent / repo):

@@ -39,7 +39,6 @@ def add_engine_flags(parser: Flags, *, drafter: bool) -> None:
 
 
 def add_unmasking_flags(parser: Flags) -> None:
-    """Add the flags of block-diffusion models."""
     add_flags(parser, Settings, UNMASKING)
 
 

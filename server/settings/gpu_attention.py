@@ -15,7 +15,7 @@ PREFILL_FLAGS = ("cuda_graph_bs_prefill", "cuda_graph_max_bs_prefill", "cuda_gra
 SCATTERING = ("moe_a2a_backend", "moe_dense_tp_size")
 """SGLang's flags that divide a step's tokens among ranks; its graphs then take multiples of the ranks alone."""
 FLAGS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
-"""SGLang's flags of backends, by any of which verification may run."""
+"""SGLang's flags of backends; verification may run by any of them."""
 
 
 def choose(capability: Capability, model: Model, given: dict[str, Any], dtype: str = "auto") -> dict[str, Any]:

@@ -30,7 +30,6 @@ def root() -> Path:
 
 
 def folder_of(settings: Settings, model: Model, kind: str) -> Path:
-    """Return the folder of this model's learner."""
     if settings.learn_folder is not None:
         return settings.learn_folder.expanduser()
     digest = folder_digest(model.folder) if model.folder else ""

@@ -33,8 +33,7 @@ def roots() -> list[Path]:
 
 
 def fingerprint(settings: Settings, model: Model) -> Fingerprint:
-    """Return the fingerprint of the engine that these settings start; they name the drafter's path
-    (`with_drafter_path`) and the activations (`with_activations`)."""
+    """Return the fingerprint of an engine; settings: from `with_drafter_path` and `with_activations`."""
     on_cpu = settings.resolved_device == "cpu"
     drafter, gamma = settings.drafter, settings.gamma
     if settings.diffusion is not None:
@@ -60,7 +59,7 @@ def fingerprint(settings: Settings, model: Model) -> Fingerprint:
 
 
 def number_format(settings: Settings) -> str:
-    """Return the format of weights and activations. The settings name the activations (`with_activations`)."""
+    """Return the format of weights and activations; settings: from `with_activations`."""
     dtype = settings.resolved_dtype
     if settings.quantization != "none":
         dtype += f"+{settings.quantization}"
@@ -71,12 +70,12 @@ def number_format(settings: Settings) -> str:
 
 
 def digest(model: Model) -> str:
-    """Return the digest of a model's folder, or its name where it has none here."""
+    """Return the digest of a model's folder; its name if the weights are not here."""
     return folder_digest(model.folder) if model.folder else model.path
 
 
 def graph_fingerprint(settings: Settings, model: Model, temperature: str) -> GraphFingerprint:
-    """Return the fingerprint of a draft graph of a block-diffusion model for a class, one of `TEMPERATURES`."""
+    """Return the fingerprint of a block-diffusion model's draft graph. temperature: one of `TEMPERATURES`."""
     assert settings.diffusion is not None
     return GraphFingerprint(
         model=digest(model),

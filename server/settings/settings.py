@@ -133,7 +133,7 @@ class Settings(Declared):
 
     @property
     def resolved_engines(self) -> int:
-        """Number of engines. SGLang's own flags may spread one over nodes: with them the default is one."""
+        """Number of engines; by default one with SGLang's own flags, which may spread it over nodes."""
         if self.engines is not None:
             return self.engines
         return 1 if self.resolved_device == "cuda" or self.sglang_flags else topology.here().nodes

@@ -1,4 +1,4 @@
-"""SGLang's OpenTelemetry traces: a trace per request, with the work of each process for it.
+"""SGLang's OpenTelemetry traces: one per request, of all processes.
 
 A request that names a trace (`traceparent`) becomes part of it. Spans per decode step would cost time, and come only
 with SGLANG_TRACE_LEVEL=3.

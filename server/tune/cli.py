@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     if args.server:
         return _run_there(args, request)
     resolved = resolve_to_measure(settings_of(args), request.name)
-    # Each once: questions that judge the calibration must not be among the ones it is fitted to.
+    # Each once: the calibration must not be judged by questions that it is fitted to.
     questions = list(dict.fromkeys(read_mixed_questions(args.prompts))) if args.prompts else None
 
     async def measurement(engine: Engine) -> None:

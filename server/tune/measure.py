@@ -141,7 +141,7 @@ async def tune(
     Step times are saved as they come, next to that folder, and a later call continues from them.
     refined: the profile that is replaced; its points for other numbers of requests are kept, and half of the KV cache
         is left to users.
-    run: runs the pieces, of a second or a few each. Raises RuntimeError if no step could be measured.
+    run: runs each piece, of a few seconds. Raises RuntimeError if no step could be measured.
     """
     settings, manager = resolved.settings, engine.tokenizer_manager
     if settings.parallel.role:

@@ -1,7 +1,7 @@
 """Metrics and log fields of a whole answer: its time per token, and whether it met its service level.
 
 SGLang's tokenizer manager passes every finished answer, streamed or not, to its request logger, with the scheduler's
-times. Metrics count only answers that a user received: an answer cut off by its client never gets there, and an
+times. Metrics count only answers that a user received: SGLang does not pass an answer cut off by its client, and an
 aborted one is only logged.
 """
 

@@ -245,7 +245,7 @@ class ChatHandler(_Handler, TokenwiseChat):
         try:
             return super()._render_and_encode_chat_template(*args, **kwargs)
         except (ArithmeticError, AttributeError, LookupError, RecursionError, ValueError) as error:
-            # A template's failure on a client's values is the client's error, as its TypeError is for SGLang.
+            # A template that fails on a client's values is the client's error; SGLang knows only TypeError as one.
             raise TypeError(f"the chat template cannot use these messages and chat_template_kwargs: {error}") from None
 
 

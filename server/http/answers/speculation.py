@@ -51,7 +51,7 @@ class SpeculationCollector:
             add_totals(body, list(self._latest.values()), self.width)
         for choice in body.get("choices") or ():
             if choice.get("delta", {}).get("role"):
-                continue  # it opens a stream; the text so far comes in the next chunk
+                continue  # it opens a stream; its text comes in the next chunk
             if entries := self._pending.pop(choice["index"], None):
                 choice["speculation"] = {"trace": entries}
         return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -10,7 +10,7 @@ from ...plugin.grammars import schemas
 
 def enforced(tool: Tool) -> Tool:
     """Return the tool as a strict one that takes an object. Drops the parts of its schema that no grammar enforces,
-    unless it was strict: then they are refused later."""
+    unless it was strict: a strict tool with such parts is refused."""
     schema = copy.deepcopy(tool.function.parameters or {})
     if not tool.function.strict:
         schemas.relax(schema)

@@ -118,7 +118,7 @@ class TokenwiseChat(OpenAIServingChat):
     """SGLang's chat handler; its parsers see a stream as if each step had given one token."""
 
     def for_stream(self, internal: GenerateReqInput, request: Any) -> TokenwiseChat:
-        """Return a handler for one streamed answer: this one if the text of the answer is not parsed."""
+        """Return a handler for one streamed answer; itself if the text of the answer is not parsed."""
         if not (self._tool_call_parsing_active(request) or (self.reasoning_parser and request.separate_reasoning)):
             return self
         handler = copy.copy(self)

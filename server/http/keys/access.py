@@ -183,7 +183,6 @@ class Access:
 
     @property
     def keys(self) -> list[Key]:
-        """The keys in force."""
         return [key_usage.key for key_usage in self._key_usages]
 
     def key_usage(self, authorization: bytes) -> KeyUsage | None:
@@ -205,7 +204,7 @@ class Access:
             self._set_keys(await asyncio.to_thread(key_file.read, self.path))  # a large one must not hold up streams
         except BadKeys as error:
             logger.error("the API keys stay as they were: %s", error)
-        except Exception as error:  # the server keeps its keys and looks again later
+        except Exception as error:  # the server keeps its keys until the file changes again
             logger.exception("the API keys stay as they were: %s cannot be used: %r", self.path, error)
         else:
             logger.warning("API keys read again: %d in %s", len(self._key_usages) - bool(self._flag_key), self.path)

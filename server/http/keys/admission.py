@@ -77,7 +77,7 @@ class RequestAdmission:
             self._passes += 1
         if limits := self._limits(most):
             limit, who = min(limits)
-            if answer is None:  # as long as the key's other requests allow
+            if answer is None:  # an equal share of the limit's rest for each choice
                 share = (limit - self._reserved) * samples // max(samples, self.choices - self._reserved_choices)
                 answer = max(1, min(room, (share - prompt) // samples))
             tokens = prompt + samples * answer

@@ -50,7 +50,7 @@ class TokenWindow:
         return self._taken
 
     def take(self, tokens: int, now: float) -> Grant:
-        """Count them, whatever the limit is: `wait` says whether they fit."""
+        """Take tokens, even beyond a limit: `wait` says whether they fit."""
         grant = Grant(now, tokens)
         self._grants.append(grant)
         self._taken += tokens
@@ -64,7 +64,7 @@ class TokenWindow:
         grant.tokens -= tokens
 
     def wait(self, tokens: int, limit: int, now: float) -> float:
-        """Return seconds until `tokens` more fit without returns; 0 if they fit now."""
+        """Return seconds until `tokens` more fit without returns; 0 if they do now, infinity if they never do."""
         excess = self.taken(now) + tokens - limit
         for grant in self._grants:
             if excess <= 0:
@@ -91,7 +91,7 @@ class DayCount:
         return self._taken
 
     def take(self, tokens: int, now: float) -> Grant:
-        """Count them, whatever the limit is: `wait` says whether they fit."""
+        """Take tokens, even beyond a limit: `wait` says whether they fit."""
         self.taken(now)
         self._taken += tokens
         return Grant(now, tokens)
@@ -104,7 +104,7 @@ class DayCount:
         grant.tokens -= tokens
 
     def wait(self, tokens: int, limit: int, now: float) -> float:
-        """Return seconds until `tokens` more fit without returns; 0 if they fit now."""
+        """Return seconds until `tokens` more fit without returns; 0 if they do now, infinity if they never do."""
         if self.taken(now) + tokens <= limit:
             return 0.0
         return self.reset(now) if tokens <= limit else math.inf

@@ -61,7 +61,7 @@ class UsageFile:
 
     @classmethod
     def of(cls, settings: Settings) -> UsageFile | None:
-        """Return the settings' file, or the default one; None without keys, or, with a warning, without a default."""
+        """Return the settings' file or the default one. None without keys, or, with a warning, if the default fails."""
         if settings.api_keys is None:
             return None
         if settings.usage_file is not None:
@@ -83,7 +83,7 @@ class UsageFile:
             await asyncio.to_thread(self.write, access.used_today())
 
     def write(self, usage: tuple[int, Mapping[str, int]]) -> None:
-        """Write `Access.used_today` if anything has changed. A file that cannot be written is one error in the log."""
+        """Write `Access.used_today` if it has changed. Of failures in a row only the first is logged."""
         if usage == self._written:
             return
         day, used = usage

@@ -34,7 +34,7 @@ MAX_STOP_TOKENS = 64
 MAX_BIASES = 1024
 BIAS_LIMIT = 100.0
 MAX_TEXT = 4096
-"""Characters of a field that is one short text."""
+"""Characters of each field in SHORT_TEXTS."""
 MAX_OPTION_CHARACTERS = 512 * 1024
 """Characters of all parts other than the prompt together: tools, schemas, grammars."""
 MAX_DEPTH = 64
@@ -290,7 +290,7 @@ def ranges_of(model: type, context_length: int, max_choices: int) -> Mapping[str
 
 
 def check_numbers(body: dict[str, Any], ranges: Mapping[str, Range]) -> None:
-    """Raise ApiError for the first number out of its range. Other types are left to the check of types."""
+    """Raise ApiError for the first number out of its range; `parse` refuses other types."""
     for name, range_ in ranges.items():
         check_number(name, body.get(name), range_)
     if body.get("top_k") == 0:

@@ -19,7 +19,7 @@ from ...plugin.grammars.folder import GrammarFolder, name_of
 logger = logging.getLogger(__name__)
 
 MAX_VERDICTS = 4096
-"""Number of kept verdicts, of the latest grammars."""
+"""Number of kept verdicts: the last used."""
 MAX_FOLDER_BYTES = 128 * 1024 * 1024
 """Bytes of compiled grammars kept in the folder."""
 GRACE_SECONDS = 2.0
@@ -60,7 +60,7 @@ class GrammarQuestion:
 
 
 class GrammarProcess:
-    """The process, started with the first question and again when it has ended. For use on one event loop."""
+    """The process, started with `begin` or a question, also after its end. For use on one event loop."""
 
     def __init__(self, folder: Path, metrics: GrammarMetrics | None = None) -> None:
         self.folder, self._limits = GrammarFolder(folder), worker.CompileLimits()
@@ -140,7 +140,7 @@ class GrammarProcess:
                 self.folder.remove(forgotten)
 
     async def _start(self) -> asyncio.subprocess.Process:
-        """Return the running process."""
+        """Return the running process, started if needed."""
         async with self._starting:
             if self.running is not None:
                 return self.running

@@ -1,5 +1,4 @@
-"""Images of requests: check them before decoding, and prepare them for SGLang's scheduler in a thread. Images are part
-of the request; the server fetches none."""
+"""Check a request's images before decoding, and prepare them for SGLang's scheduler in a thread. None is fetched."""
 
 import base64
 import binascii
@@ -26,7 +25,7 @@ MAX_PATCHES = 2**14
 
 
 class Images:
-    """The images of one model, as SGLang's multimodal processors have it.
+    """SGLang's multimodal processor for the images of one model.
 
     processor: Transformers' image processor. token: the id of an image in a prompt. context_length: tokens of prompt
     and answer together.

@@ -1,4 +1,4 @@
-"""Turn a body's bytes into a checked request, or raise an error with the mistake.
+"""Turn a body's bytes into a checked request. Raises ApiError for the first mistake.
 
 Every route with a body reads it here, so that no route can skip a check.
 """
@@ -60,7 +60,7 @@ async def receive(
 
 
 def _may_learn(header: str | None, limits: Limits) -> bool:
-    """Return True if the server learns and neither request nor key refuses. Raises ApiError for a wrong header."""
+    """Return True if the server learns, and header and key allow it. Raises ApiError for a wrong header."""
     if header is not None and header.lower() not in ("on", "off"):
         raise ApiError(f"header {LEARN_HEADER} is on or off, not {clipped(header)}", code="invalid_value")
     key = _key()

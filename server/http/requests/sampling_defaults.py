@@ -34,7 +34,7 @@ class SamplingDefaults:
 
     @property
     def applied(self) -> dict[str, float]:
-        """Every field, with the value of a request without it."""
+        """The value of each field in a request without it."""
         return OPENAI | self.recommended
 
     def announce(self, log: Callable[..., None]) -> None:

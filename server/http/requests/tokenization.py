@@ -8,10 +8,10 @@ from ..errors import NO_TOKEN
 from . import bounds
 
 SURELY_FAST_BYTES = 200_000
-"""A prompt up to this size is fast to tokenise, however long the context is: no early check."""
+"""A prompt up to this size is tokenised fast, and so not checked before."""
 SLICE_CHARACTERS = 8192
 CUT_TOKENS = 32
-"""Tokens that a cut can add: the pieces of a word on both sides of it."""
+"""Most tokens that a cut adds, in the pieces of a word on both sides."""
 SHORT_CHARACTERS = 2048
 """A text up to this length is tokenised on the event loop: it takes less than a few milliseconds."""
 

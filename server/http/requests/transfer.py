@@ -6,7 +6,7 @@ from ..errors import ApiError, invalid_value, unsupported
 from .protocol import ChatRequest, TextRequest
 
 ROUTER_FIELDS = {"bootstrap_port": 65535, "bootstrap_room": 2**63 - 1}
-"""Its numbers, with their largest values: the prefill server's port for transfers, and the request's room there."""
+"""Numbers, with their largest values: the prefill server's port for transfers, and the request's room there."""
 HOST = "bootstrap_host"
 LONGEST_HOST = 253
 NOWHERE = "2.2.2.2"
@@ -16,7 +16,7 @@ NOWHERE = "2.2.2.2"
 def take(body: dict[str, Any], role: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split the router's fields off the body. Raises ApiError if they are missing or wrong.
 
-    role: `PluginConfig.role`. A server that does both accepts none of them.
+    role: `PluginConfig.role`; with "" the body stays as it is.
     """
     if not role:
         return body, {}

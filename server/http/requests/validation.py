@@ -139,7 +139,7 @@ def prompt_count(request: ChatRequest | TextRequest) -> int:
 
 
 def _check_max_tokens(request: ChatRequest | TextRequest, limits: Limits) -> None:
-    # SGLang checks prompt and answer together: only it has counted the prompt.
+    # SGLang, which counts the prompt, checks prompt and answer together.
     if isinstance(request, TextRequest) and request.max_tokens == 0 and (request.stream or not request.echo):
         raise out_of_range("max_tokens", "a number from 1 on", 0)
     longest = getattr(request, "max_completion_tokens", None) or request.max_tokens

@@ -16,7 +16,6 @@ class LoadedAdapters(BaseModel):
 
 
 def install(app: FastAPI, limits: Limits, adapters: Adapters) -> None:
-    """Add the routes."""
 
     def loaded() -> JSONResponse:
         return JSONResponse(LoadedAdapters(loaded_adapters=list(adapters.names())).model_dump())

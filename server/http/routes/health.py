@@ -15,7 +15,7 @@ RENDERING = ThreadPoolExecutor(1, thread_name_prefix="metrics")
 
 
 def install(app: FastAPI, engine: EngineProcesses, lifecycle: Lifecycle) -> None:
-    """Add the routes. None of them takes the engine's time."""
+    """Add the routes. They take none of the engine's time."""
 
     @app.get("/health", responses={503: {"description": "a process of the engine has died, or its steps do not end"}})
     async def health() -> JSONResponse:

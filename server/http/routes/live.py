@@ -28,7 +28,6 @@ def install(
     answers: AnswerLogger,
     learning: Learning | None,
 ) -> None:
-    """Add the route."""
     live = Live(engine, lifecycle, answers)
     about = {
         "model": engine.tokenizer_manager.served_model_name,
