@@ -1,7 +1,7 @@
 """Measure how late the event loop's turns come, and how much of that its own work causes.
 
-A turn comes late for one of two reasons. Either the loop's thread worked, or it waited for a core or for Python's
-interpreter lock, as any process does on a busy machine. The thread's processor time distinguishes the two.
+A turn comes late because the loop's thread worked, or because it waited for a core or for Python's interpreter lock, as
+on any busy machine. The thread's processor time distinguishes the two.
 """
 
 import asyncio

@@ -26,8 +26,8 @@ class Model:
 
     path: folder or hub name, as SGLang takes it.
     name: the model's name in requests.
-    config: its config.json. A model of several parts has the text model's fields here, with quantization_config and
-        architectures of the whole, or of the text if it is served alone.
+    config: its config.json. A model of several parts has its text model's fields here, and the whole's
+        quantization_config and architectures; the text's architectures if that is served alone.
     folder: None while the weights are still on the hub.
     """
 

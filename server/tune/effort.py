@@ -35,8 +35,8 @@ class Capacity:
     def prompts(self, lengths: Sequence[int], behind: int) -> list[int]:
         """Return the `lengths`, ascending, that leave room in a context for `behind` tokens.
 
-        The longest prompt that fits replaces longer ones, unless it is so near to the next shorter one that a slope
-        between the two would be noise.
+        The longest prompt that fits replaces longer ones if it is at least twice the next shorter one: a slope between
+        nearer lengths would be noise.
         """
         longest = self.context - behind
         fitting = [length for length in lengths if length <= longest]

@@ -1,8 +1,8 @@
 """Measures the step costs of a running engine and the accuracy of its drafter's confidences.
 
-Steps of exact shapes: R requests with drafts padded to the same length, timed inside the worker from one decode step to
-    the next, so that scheduling and process hops are part of the cost. Confidences: answers to a mixed set of prompts,
-    every draft verified; a part of the prompts is held out to judge the calibration.
+Steps of exact shapes: R requests with drafts as equal in length as possible. The worker times from one decode step to
+    the next, so scheduling and process hops are part of the cost. Confidences: answers to a mixed set of prompts, every
+    draft verified; a part of the prompts is held out to judge the calibration.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Parse tool calls and reasoning of a streamed chat token by token, however many the engine sends at once.
 
-SGLang's parsers expect the text of one token. With more at once, as after a step that accepted drafts, or when the
-event loop was busy, they lose text or a whole call.
+SGLang's parsers expect the text of one token. With more at once, as after accepted drafts or on a busy event loop, they
+lose text or a whole call.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hook into SGLang's tokenizer manager to count a request's choices and check its limits.
 
 We replace two parts: the check of a prompt when its tokens are known, and the table of choices in the engine. A choice
-is in the table from before it is sent until the engine has ended it, even if no client waits for it.
+enters the table before it is sent, and leaves it when the engine has ended it, even if no client waits for it.
 """
 
 from typing import Any

@@ -72,8 +72,8 @@ def to_chat(
     messages: Iterable[tuple[str, dict[str, Any]]],
     fields: dict[str, Any],
 ) -> Translated:
-    """Make a chat of a body's `passed` fields, of messages, each with its place in the original request, and of further
-    fields that are not empty."""
+    """Make a chat. passed: names of fields that the body keeps. messages: each after its place in the original request.
+    fields: further ones; empty ones are dropped."""
     placed = list(messages)
     chat = {name: value for name, value in body.items() if name in passed} | with_effect(fields)
     chat["messages"] = [message for _, message in placed]
