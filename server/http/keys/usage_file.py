@@ -43,8 +43,6 @@ class UsageFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.day, self.used = read(path)
-        self._written: tuple[int, Mapping[str, int]] = self.day, self.used
         self._failed = False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,6 +56,8 @@ class UsageFile:
             raise UserError(
                 f"cannot write {path}: {error.strerror or error}; name another file with --usage-file"
             ) from None
+        self.day, self.used = read(path)  # locked, so that another server has written its last
+        self._written: tuple[int, Mapping[str, int]] = self.day, self.used
 
     @classmethod
     def of(cls, settings: Settings) -> UsageFile | None:
