@@ -37,8 +37,7 @@ def draw_columns(
 
 
 def all_requests_greedy(rules: Rules, known: bool | None) -> bool:
-    """Return `known`, if the host knows whether all are greedy; else read the temperatures, which waits for a
-    device."""
+    """Return `known`; if that is None, read the temperatures, which waits for a device."""
     return bool((rules.temperatures <= 0).all()) if known is None else known
 
 
