@@ -9,7 +9,7 @@ import threading
 import time
 
 SECONDS = 300.0
-"""Returning some hundred MB, and getting them again, takes a tenth of a second or two each."""
+"""Between two calls: returning some hundred MB and getting them again takes 0.1 to 0.2 s each."""
 
 
 def give_back_free_memory(every: float = SECONDS) -> None:

@@ -119,7 +119,7 @@ class StepPlanner:
         return buckets.round_up(len(view.rows) + min(budget.tokens, planned) + others)
 
     def least_bucket(self, requests: int) -> int | None:
-        """Tokens of a step that verifies anchors alone; None: as many as requests."""
+        """Return the tokens of a step that verifies anchors alone; None: as many as requests."""
         return None if self.buckets is None else self.buckets.round_up(requests)
 
     def admit(self, step: Step, draft: Draft, draft_seconds: float | None) -> Admission:
@@ -165,7 +165,7 @@ class StepPlanner:
         return classes, self.calibration.parameters(confidence.shape[1], confidence.device)
 
     def finish(self, admission: Admission, accept_lens: torch.Tensor) -> None:
-        """A step's tokens are decided: accept_lens [R], the bonus token included."""
+        """Queue a step's outcome. accept_lens: [R], the bonus token included."""
         if self.on_host:
             outcome = self._last = StepDrafts(admission, accept_lens)
         else:
@@ -175,7 +175,7 @@ class StepPlanner:
         self._unread.append(outcome)
 
     def _of_anchors(self, admission: Admission) -> StepDrafts:
-        """The outcome of a step without drafts, which the host knows: one token of each request."""
+        """Return the outcome of a step without drafts, which the host knows: one token of each request."""
         count = len(admission.step.view.rows)
         if len(self._one_each) != count:
             self._none, self._one_each = Draft.nothing(count, self.requests.gamma, "cpu"), torch.ones(count).long()
@@ -195,7 +195,7 @@ class StepPlanner:
         return StepDrafts(replace(admission, **copies), accepted, arrival)
 
     def interrupt(self) -> None:
-        """Requests are prefilled next: the last step of a CPU, and the next one of a GPU, cannot be timed."""
+        """Time neither the last step on a CPU nor the next one on a GPU: requests are prefilled between them."""
         self._last = self._ended = None
         self.flush()
 
@@ -205,7 +205,7 @@ class StepPlanner:
         self.parts.flush()
 
     def _catch_up(self, lag: int) -> None:
-        """Read outcomes that have arrived, but of the last `lag` steps, and learn from steps that are over. 0: wait."""
+        """Read arrived outcomes, except of the last `lag` steps, and learn from finished steps. lag 0: wait for all."""
         while len(self._unread) > lag:
             pending = self._unread[0].arrival or self._unread[0].ended
             if pending is not None and lag and not pending.done:
@@ -262,13 +262,13 @@ class StepPlanner:
             self.optional.run("metrics", None, self.metrics.observe_time, seconds, predicted)
 
     def state(self) -> dict[str, Any]:
-        """Everything recorded since `forget`, and the buckets, in types that can be sent to another process."""
+        """Return all records since `forget`, and the buckets, in types that can be sent to another process."""
         self._catch_up(0)
         self.metrics.flush()
         return self.recording.to_lists() | {"buckets": None if self.buckets is None else list(self.buckets.sizes)}
 
     def live(self) -> dict[str, Any]:
-        """Counts since the start, and the planner's view of the last step, for the page."""
+        """Return counts since the start, and the planner's view of the last step, for the page."""
         curve = self.optional.run("planning", None, self._curve)
         self.parts.flush()
         return live.snapshot(self.metrics, curve)

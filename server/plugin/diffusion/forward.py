@@ -1,10 +1,9 @@
 """The target's forward over blocks of many states: rows of one flattened batch, several of which may share a prefix.
 
-No row needs its own mask. Every block is a request of the attention's batch with queries that see all of its keys: at
-its own positions and, through the page table, at all before. So a prompt's blocks, the open block, and its drafts,
-which have their own slots, share one batch. Where the context is causal, each token of a final block is such a request.
-If final blocks are the majority, a request's final blocks form one causal request instead, and each token of an open
-block is one.
+No row needs its own mask. Every block is a request of the attention's batch; its queries see all of its own positions
+and, through the page table, all positions before. So a prompt's blocks, the open block, and its drafts, which have
+their own slots, share one batch. Where the context is causal, each token of a final block is such a request. If most
+blocks are final, a request's final blocks form one causal request instead, and each token of an open block is one.
 """
 
 import copy

@@ -122,7 +122,7 @@ def _wanted(adder: Any, req: Any) -> int:
 
 
 def _make_room(scheduler: Any, adder: Any, running: list[Any]) -> None:
-    """Let the youngest requests go until the next open block of every other fits."""
+    """Give up the youngest requests until the next open block of every other fits."""
     most = 2 * adder.dllm_block_size
     while len(running) > 1 and _room(adder) < sum(min(most, _unread(req)) for req in running):
         _give_up(scheduler, running.pop())
