@@ -137,5 +137,5 @@ class EncodingDrafter(Drafter):
         """Draft for all requests of the batch; all their context but `new` is encoded.
 
         block: the first positions after the contexts, see the attribute `block`.
-        new: positions to encode, of these requests and perhaps of further ones.
+        new: positions to encode, of these and perhaps other requests.
         """

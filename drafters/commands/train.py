@@ -209,7 +209,6 @@ def read_log(
 
 
 def make_recipe(args: argparse.Namespace, kind: str) -> Recipe:
-    """Return the drafter's recipe from the flags."""
     given = {field.name: getattr(args, field.name) for field in fields(Recipe) if field.name in args}
     if args.alpha_ce_steps is None:  # a finished drafter is past the start, which would undo some of it
         given["alpha_ce_steps"] = 500 if args.start in ("target", "fresh") else 0

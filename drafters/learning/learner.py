@@ -265,7 +265,6 @@ class Learner:
         return model
 
     def _step(self, run: DraftRun[Any]) -> None:
-        """Train one step."""
         began, anchors = time.process_time(), run.anchors
         sequence, generator = self._next_sequence(run.step), torch.Generator().manual_seed(run.step)
         low, high = anchor_range(sequence)

@@ -77,7 +77,6 @@ class Turns:
         return max(candidates)[-1] if candidates else None
 
     def take(self, folder: Path) -> None:
-        """Let a learner take one turn."""
         turn, self._number = self._turn(folder), self._number + 1
         turn.number, gates = self._number, 0
 

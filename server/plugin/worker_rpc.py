@@ -18,7 +18,7 @@ FAILED = {"outrider_failed": True}
 
 
 class EngineFailed(RuntimeError):
-    """The engine goes on serving, but failed at a question or a command; its log has the cause."""
+    """The engine failed at a question or a command, but still serves; its log has the cause."""
 
 
 def register() -> None:

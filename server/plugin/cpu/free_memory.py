@@ -13,7 +13,7 @@ SECONDS = 300.0
 
 
 def give_back_free_memory(every: float = SECONDS) -> None:
-    """Return free memory `every` so often (seconds), in a thread of its own, if the C library can."""
+    """Return free memory every `every` seconds, in a separate thread, if the C library can."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:
         return

@@ -79,7 +79,6 @@ class AcceptanceCounters:
         self.watch.count(int(np.count_nonzero(first)), int(np.count_nonzero(outcome[first])))
 
     def flush(self) -> None:
-        """Bring the counters up to date."""
         if self._waiting:
             self._count()
         self.by_position.flush()

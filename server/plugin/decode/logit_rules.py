@@ -31,8 +31,8 @@ class RowContext:
     request: [B] int64. step: [B] int64, how many drafted tokens precede the row's prediction.
     block: [R, 1 + gamma] int64, the anchor and the drafted tokens; after a prefill only the last prompt token.
     begins: [R] int64, each request's first row. verify_lens: [R] int64, rows after the first.
-    outputs: places [P] of requests, on the host -> tokens [P, W] int64 that each has generated so far, the anchor
-        included, and [P, W] bool, which of them there are.
+    outputs: maps places [P] of requests, on the host, to the tokens [P, W] int64 that each has generated so far, anchor
+        included, and their mask [P, W] bool.
     """
 
     request: torch.Tensor

@@ -43,7 +43,7 @@ class StepPlanner:
     """Runs the planner around each decode step: requests a budget before it, reports outcomes after it.
 
     calibration: of the drafter's confidences; None takes them as they are. device: of the steps' tensors.
-    buckets: sizes of which a step has one; None: any. block, draft_sizes: as in `Planner`.
+    buckets: sizes that a step may have; None: any. block, draft_sizes: as in `Planner`.
     corrects: outcomes correct the calibration of the model's drafts while serving (`Drafter.assesses_itself`).
     parts: receive the outcomes, `metrics` among them; None: `metrics` alone.
     """
@@ -200,7 +200,6 @@ class StepPlanner:
         self.flush()
 
     def flush(self) -> None:
-        """Bring the metrics up to date."""
         self._catch_up(self.lag)
         self.parts.flush()
 
@@ -278,6 +277,5 @@ class StepPlanner:
         return self.planner.curve()
 
     def forget(self) -> None:
-        """Drop all records."""
         self._catch_up(0)
         self.recording.clear()

@@ -113,7 +113,6 @@ class StepDrafts:
     planner_seconds: float = 0.0
 
     def read(self) -> None:
-        """Make the arrays."""
         admission = self.admission
         self.raw, self.confidence = admission.raw.float().numpy(), admission.confidence.float().numpy()
         self.classes, self.draft_lens = admission.classes.numpy(), admission.draft_lens.numpy()

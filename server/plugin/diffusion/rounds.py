@@ -32,7 +32,6 @@ with decode steps."""
 
 
 def register() -> None:
-    """Replace SGLang's rounds."""
     must_take.replace(ReqDllmMixin, "_init_fill_ids_for_dllm", _lay_out)
     must_take.replace(ReqDllmMixin, "determine_dllm_phase", lambda req: None)  # a round takes the requests it finds
     must_take.replace(PrefillAdder, "_init_dllm_meta", _set_budget)

@@ -66,7 +66,6 @@ class Spiffy(BlockDiffusion):
         }
 
     def flush(self) -> None:
-        """Bring all counters up to date."""
         self.optional.run("metrics", None, self.states.flush)
         self.optional.run("metrics", None, self.metrics.flush)
 
@@ -163,7 +162,6 @@ class Spiffy(BlockDiffusion):
     def _count(
         self, current: Round, drafts: list[StateDraft], blocks: list[BlockOutcome | None], outcomes: list[StepOutcome]
     ) -> None:
-        """Count a round in the metrics."""
         states = [0] * len(blocks)
         for draft in drafts:
             states[draft.request] += 1

@@ -1,6 +1,6 @@
 """Text that a grammar forces, as tokens to draft.
 
-A grammar often leaves one way to go on: names of properties, punctuation, the rest of a word of an enumeration. The
+A grammar often allows one continuation: names of properties, punctuation, the rest of a word of an enumeration. The
 target may split it into other tokens, so it is verified like every draft. In JSON white space is free almost
 everywhere; it is drafted in the answer's own style (`JsonStyle`) if only one token of JSON may follow.
 """

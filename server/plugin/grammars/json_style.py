@@ -38,7 +38,6 @@ class JsonStyle:
         return copy(self)
 
     def read(self, text: str, *, learn: bool = True) -> None:
-        """Read the next text of the answer."""
         for char in text:
             if self.in_string:
                 if self._escaped or char == "\\":

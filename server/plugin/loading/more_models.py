@@ -135,7 +135,6 @@ class NoEmbedding(torch.nn.Module):
 
 
 def register() -> None:
-    """Register the models with SGLang."""
     from sglang.srt.models.registry import ModelRegistry
 
     from . import transformers_models

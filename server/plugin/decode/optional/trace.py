@@ -90,7 +90,7 @@ class Tracing(OptionalPart):
         return int(RequestOptions.from_custom_params(req.sampling_params.custom_params).trace)
 
     def sent(self, result: Any, numbers: np.ndarray, admission: Admission | None, accept_lens: Any) -> None:
-        """Attach a trace: from the host as it is, from a device when SGLang copies the rest."""
+        """Attach a trace; SGLang copies one on a device with the rest of the result."""
         if not np.count_nonzero(numbers):
             return
         if admission is None:
