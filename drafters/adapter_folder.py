@@ -1,7 +1,7 @@
 """LoRA adapters as PEFT writes them: the contents of a folder, checked before its weights are read.
 
-Only adapters that can be served exactly are accepted: low-rank changes of linear layers, in safetensors (which hold no
-    code).
+Only adapters that can be served exactly are accepted: low-rank changes of linear layers, in safetensors, which hold no
+code.
 """
 
 import hashlib

@@ -99,7 +99,7 @@ class DraftGraphs:
         return replace(draft, probs=self._given.probs_room, vocab=made.vocab, points=points)
 
     def _take_rules(self, batch: DraftBatch, count: int) -> None:
-        """Copy draft mask, sampling rules and seeds, unless they are those of the step before."""
+        """Copy the draft mask, and sampling rules and seeds unless they are the previous step's."""
         assert self._given.draft_mask is not None
         if batch.draft_mask is not None:
             self._given.draft_mask[:count].copy_(batch.draft_mask)

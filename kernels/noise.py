@@ -1,7 +1,7 @@
 """Counter-based random numbers, and tokens drawn with them: a key alone decides the draw, in any batch.
 
-A key names a stream of numbers: its number i is a hash of both, SplitMix64's finaliser (Steele, Lea, Flood: Fast
-    splittable pseudorandom number generators, 2014), which int64 arithmetic with wrap-around computes on any device.
+A key names a stream of numbers. Number i is a hash of key and i, SplitMix64's finaliser (Steele, Lea, Flood: Fast
+splittable pseudorandom number generators, 2014), which int64 arithmetic with wrap-around computes on any device.
 
 A token is drawn by the Gumbel-max trick: the argmax of log p(y) + G(key, y) is distributed as p where G is Gumbel
 noise. Draws from two distributions with one key agree with a chance of at least (1 - TV) / (1 + TV), neither knowing

@@ -1,7 +1,7 @@
 """Flat attention: ragged queries over a paged cache, whose lengths the host need not know; see `kernels/attention.py`.
 
-The rows of a tile are queries of one request times the heads that share a KV head, so that a key is read once for all
-of them: 8 verified tokens of 4 grouped heads fill 32 rows of a tensor core's 16 by 16. A program reads keys and values
+The rows of a tile are queries of one request times the heads that share a KV head, so a key is read once for all of
+them. 8 verified tokens of 4 grouped heads fill 32 rows, two tiles of a tensor core. A program reads keys and values
 of its KV head and its share of the positions once: 4 * D bytes a position in half precision, plus 4 of page table. Rows
 of D numbers are contiguous, so every load is 16 bytes wide though slots are scattered. Tensor cores multiply powers of
 two: heads of other sizes are padded with zeros in registers, which takes no memory traffic.

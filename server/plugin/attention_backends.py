@@ -123,7 +123,7 @@ def commit_states(runner: Any, accept_lens: torch.Tensor) -> None:
 
 
 def buckets_of(runner: Any, width: int) -> TokenBuckets | None:
-    """Return the sizes to which steps with requests of at most `width` tokens are padded.
+    """Return the sizes to which steps are padded, and the largest with a graph; width: most tokens of a request.
 
     Returns None where a step is exactly as large as its drafts, for which the host waits for the GPU.
     runner: SGLang's model runner of the target. All ranks of tensor parallelism have the same.

@@ -1,9 +1,9 @@
 """FlashInfer's plan of a ragged verification: the rows and cached positions of each request.
 
-FlashInfer's fa2 kernels cut a request's keys into chunks, and both the plan (on the host) and the kernel (from its own
-copy of the lengths) count them to locate partial results: `PrefillSplitQOKVIndptr` of its scheduler.cuh,
-`num_kv_chunks` of its prefill.cuh, 0.6.15. So an upper bound of a cached length is not enough: with more chunks in the
-plan than in the kernel, it merges partial results of another chunk. Lengths are exact here.
+FlashInfer's fa2 kernels cut a request's keys into chunks. Both the plan (on the host) and the kernel (from its own copy
+of the lengths) count them to locate partial results: `PrefillSplitQOKVIndptr` of its scheduler.cuh, `num_kv_chunks` of
+its prefill.cuh, 0.6.15. So an upper bound of a cached length is not enough: with more chunks in the plan than in the
+kernel, it merges partial results of another chunk. Lengths are exact here.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Sampling of tokens from logits by each request's rules and seed, for single rows and for verify batches.
 
-A seeded request's token at a position is drawn from the target's distribution with noise of (seed, position, token),
-and its drafts are drawn with the same noise and kept if equal, so its text depends on its seed alone. Drafts of
-requests without a seed are kept by rejection sampling, by block or token by token, with random numbers of the step.
+A seeded request's token at a position is drawn from the target's distribution with noise of (seed, position, token).
+Its drafts are drawn with the same noise and kept if equal, so its text depends on its seed alone. Drafts of requests
+without a seed are kept by rejection sampling, by block or token by token, with random numbers of the step.
 """
 
 from dataclasses import dataclass

@@ -66,9 +66,8 @@ class FlatRows:
 def flatten(rows: OpenRows, target: DiffusionTarget, page_table: torch.Tensor) -> FlatRows:
     """Lay rows out for a forward.
 
-    page_table: [requests, context] int32. Under a shift, the token before a position gives its distribution: for a
-        block's first position that is the last token of the final block before it in the batch, else the token there,
-        computed again.
+    page_table: [requests, context] int32. Under a shift, the token before a position gives its distribution. Before a
+        block that is the last token of the final block in the batch; without one, that token is computed again.
     """
     count, block = rows.tokens.shape
     places, final = torch.arange(block), ~rows.open
