@@ -31,7 +31,7 @@ class Acceptance:
 
     @classmethod
     def from_steps(cls, verified: Iterable[int], accepted: Iterable[int], gamma: int) -> Acceptance:
-        """Count steps that each verified l draft tokens and accepted n <= l of them."""
+        """Count steps, given how many draft tokens each verified and accepted."""
         tried, kept, cycles, tokens = [0] * gamma, [0] * gamma, 0, 0
         for length, run in zip(verified, accepted, strict=True):
             if not 0 <= run <= length <= gamma:

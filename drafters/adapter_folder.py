@@ -1,7 +1,7 @@
 """LoRA adapters as PEFT writes them: the contents of a folder, checked before its weights are read.
 
-Only adapters that can be served exactly are accepted: low-rank changes of linear layers, in safetensors (which hold no
-    code).
+Only adapters that can be served exactly are accepted: low-rank changes of linear layers, in safetensors, which hold no
+code.
 """
 
 import hashlib
@@ -17,10 +17,10 @@ from safetensors import SafetensorError, safe_open
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])(?:\.default)?\.weight")
-"""PEFT's names of tensors that are served."""
+"""PEFT's names of the served tensors."""
 LAYER = re.compile(r"\blayers\.(\d+)\.")
 NEUTRAL: dict[str, tuple[Any, ...]] = {"bias": ("none",), "peft_type": ("LORA",)}
-"""Values with which an otherwise unsupported field is harmless. Fields not listed may only be empty or false."""
+"""Harmless values of unsupported fields. Unsupported fields not listed must be empty or false."""
 UNSUPPORTED = {
     "peft_type": "it is no LoRA adapter",
     "use_dora": "DoRA changes the lengths of weights too",
@@ -33,11 +33,11 @@ UNSUPPORTED = {
     "alora_invocation_tokens": "it begins in the middle of a text",
     "use_qalora": "it groups its inputs",
 }
-"""Fields of PEFT's configuration that an adapter cannot have here, with the reason."""
+"""Fields of PEFT's configuration that are refused, with the reason."""
 READS_HIDDEN = frozenset({"q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj"})
 WRITES_HIDDEN = frozenset({"o_proj", "down_proj"})
 SGLANG_WANTS = dict.fromkeys(("q_proj", "k_proj", "v_proj"), ("q_proj", "v_proj")) | {"up_proj": ("gate_proj",)}
-"""Modules that SGLang accepts only together with these."""
+"""Per module, the modules without which SGLang refuses it."""
 
 Shape = tuple[int, ...]
 
@@ -46,9 +46,9 @@ Shape = tuple[int, ...]
 class AdapterFolder:
     """An adapter on disk.
 
-    alpha: its scale before division by the rank.
+    alpha: scale before division by the rank.
     by_root: divide alpha by the root of the rank (rank-stabilised LoRA), not by the rank.
-    shapes: of A [rank, depth] and B [outputs, rank], by the module that they change.
+    shapes: per changed module, the shapes of A [rank, depth] and B [outputs, rank].
     """
 
     path: Path
@@ -71,7 +71,7 @@ class AdapterFolder:
         return cls(path, float(alpha), bool(config.get("use_rslora")), _shapes(path))
 
     def check(self, config: Mapping[str, Any]) -> None:
-        """Raise ValueError where the adapter belongs to another model than the one with this config.json."""
+        """Raise ValueError if the adapter does not fit the model with this config.json."""
         hidden, layers = config.get("hidden_size"), config.get("num_hidden_layers")
         for module, (down, up) in self.shapes.items():
             if ".experts." in module:
@@ -84,7 +84,7 @@ class AdapterFolder:
                 raise ValueError(f"it is of another model: its {module} has {size} hidden numbers, the model {hidden}")
 
     def check_for_sglang(self) -> None:
-        """Raise ValueError where SGLang, which serves adapters on GPUs, would compute something else."""
+        """Raise ValueError if SGLang, which serves adapters on GPUs, would refuse it or compute something else."""
         if self.by_root:
             raise ValueError("it is rank-stabilised (use_rslora), which SGLang scales otherwise")
         for module in self.shapes:
@@ -106,7 +106,7 @@ class AdapterFolder:
         return digest.hexdigest()[:32]
 
     def weights(self) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Return A and B by the module that they change."""
+        """Return A and B per changed module."""
         tensors: dict[str, dict[str, torch.Tensor]] = {module: {} for module in self.shapes}
         with safe_open(self.path / WEIGHTS, "pt") as file:
             for name in file.keys():  # noqa: SIM118  it is no dictionary

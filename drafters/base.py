@@ -33,7 +33,7 @@ class Target:
 
     config: its Hugging Face (text) config.
     weights: returns embedding and head, each [V, d] without padding, to be used in place; indexing gives rows as a
-        tensor. A function, because some models keep them elsewhere and most drafters never need them.
+        tensor. A function, because some models store them in another form and most drafters need neither.
     dtype: of its activations. device: where it runs.
     capture_layers: makes the engine pass the outputs of these layers to `Drafter.observe` from now on, 0 being the
         first decoder layer; None where the engine cannot.
@@ -102,7 +102,7 @@ class DraftBatch:
     keys: [R, gamma] int64, the only randomness a drafter may use: token k is drawn with keys[:, k-1] by
         `kernels.noise.gumbel_argmax`. A seeded request has the target's own keys, so that drafter and target tend to
         draw the same token.
-    seeds, seeded: [R] int64, [R] bool, of which `graphs.py` makes the keys itself; None: not known.
+    seeds, seeded: [R] int64, [R] bool; `graphs.py` computes the keys from them. None: not known.
     top_ks, top_ps, min_ps: [R] int64, [R] float32, [R] float32, the remaining sampling rules
         (`kernels.sampling.Rules`); None: off for all. A drafter that applies them to q comes nearer to the target's
         distribution.
@@ -167,12 +167,11 @@ class Draft:
     confidence: [R, gamma] float32, c_k = P(token k is kept | tokens before it are). It may depend on x_0 .. x_{k-1} but
         never on x_k or later (DSpark, section 3.2.1), unless a later token's q is a point mass. Calibration corrects
         it; a drafter without an estimate may return a constant.
-    probs: [R, G, V'] float32, q, with `lens` <= G <= gamma: the exact distribution of each token given everything that
-        q and c up to it, and the tokens before it, depend on. If no token to its left was drawn later with knowledge of
-        it, that is the distribution it was drawn from. A point mass on the token is always exact; a drafter that draws
-        in another order uses one where the first does not hold (`diffusion/denoise.py`). None: a point mass on every
-        token (greedy and lookup drafts), or not wanted. Rows of greedy and seeded requests are not read. Probs in the
-        buffer of `Drafter.reserve_probs` have more rows and are overwritten by the next draft.
+    probs: [R, G, V'] float32, with `lens` <= G <= gamma: q, the exact distribution of each token given everything that
+        the tokens before it, and q and c up to it, depend on. That is the distribution the token was drawn from, unless
+        a token to its left was drawn later and depends on it; then only a point mass is exact. None: a point mass on
+        every token (greedy and lookup drafts), or not wanted. Rows of greedy and seeded requests are not read. Probs in
+        the buffer of `Drafter.reserve_probs` have more rows; the next draft overwrites them.
     vocab: [V'] int64, the target's token of each column of `probs`, strictly increasing; None: V' is the target's
         vocabulary. Tokens outside it have q = 0.
     looked_up: [R] bool, drafts made by prompt lookup, decided before any of their tokens was drawn; None: none.
@@ -204,8 +203,7 @@ class Draft:
         vocab: torch.Tensor | None,
         lens: torch.Tensor | None = None,
     ) -> Draft:
-        """Return a model's draft that proposes all of tokens [R, M] for each of R requests. lens: M of each; None: they
-        are made."""
+        """Return a model's draft that proposes all tokens [R, M]. lens: [R], each M; None: `of` allocates it."""
         lens = tokens.new_full((len(tokens),), tokens.shape[1]) if lens is None else lens
         return cls(tokens, lens, confidence, probs, None if probs is None else vocab, drafting=len(tokens))
 
@@ -221,10 +219,9 @@ class Draft:
         return replace(self, tokens=pad(self.tokens, more), confidence=pad(self.confidence, more))
 
     def spread(self, requests: torch.Tensor, anchors: torch.Tensor, *, drafting: int | None = None) -> Draft:
-        """Return this draft of M requests as one of R: `requests` [M] get it, all other rows of anchors [R] get length
-        0.
+        """Scatter this draft of M requests to rows `requests` [M] of R = len(anchors); other rows get length 0.
 
-        drafting: requests that a model drafted for; None: as in this draft.
+        drafting: as in `Draft`; None: as in this draft.
         """
         shape = len(anchors), self.tokens.shape[1]
         tokens, lens = anchors[:, None].repeat(1, shape[1]), torch.zeros_like(anchors)
@@ -264,21 +261,20 @@ class Drafter(ABC):
         """Allocate the draft state of `slots` KV slots (called once, before the first `observe`)."""
 
     def slot_state(self) -> list[torch.Tensor]:
-        """Return the tensors [slots, ...] of the draft state, once allocated. Copied to the slots of a drafter with the
-        same weights, they make it draft the same."""
+        """Return the tensors [slots, ...] of the allocated draft state. A drafter with the same weights drafts the same
+        after they are copied to its slots."""
         return []
 
     def reserve_probs(self, requests: int) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """Allocate the probs of this many requests, [requests, G, V'] float32, which drafts by graphs then write
-        (`graphs.py`). Return the buffer and `Draft.vocab`; None if `propose` cannot be captured: only drafters that do
-        the same work for all drafts can. Called once, after `allocate`."""
+        """Allocate a buffer [requests, G, V'] float32 for the probs of captured drafts (`graphs.py`). Return it and
+        `Draft.vocab`; None: `propose` cannot be captured, because its work varies. Called once, after `allocate`."""
         return None
 
     def observe(self, features: Features) -> None:  # noqa: B027 - a drafter may have no state
         """Store the draft state of tokens that are now committed, or prefilled, at `features.slots`."""
 
     def prefilled(self, chunks: Prefilled) -> None:  # noqa: B027 - most need no more than `observe`
-        """Take note of the prompt chunks that `observe` has just been given; may wait for a device."""
+        """Record which requests the tokens of the last `observe` belong to; may wait for a device."""
 
     @abstractmethod
     def propose(self, batch: DraftBatch) -> Draft:

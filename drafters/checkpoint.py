@@ -19,7 +19,7 @@ WEIGHTS = "model.safetensors"
 NAMED = 4
 """Tensors that a message names; it counts the rest."""
 TOGETHER = (("layers.0.self_attn.q_norm", "layers.0.self_attn.k_norm"), ("fc_norm.",))
-"""Beginnings of optional tensors of which a folder has all or none."""
+"""Groups of prefixes of optional tensors; a folder has all tensors of a group or none."""
 
 
 def write_folder(folder: str | Path, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
@@ -58,8 +58,8 @@ def some(names: Collection[str]) -> str:
 
 
 def drafted_tokens(offsets: torch.Tensor | None, size: int, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return two tensors [V'] int64: the target's tokens that are drafted, sorted, and their places in `offsets`, the
-    folder's `d2t`. size: V'."""
+    """Return two tensors [V'] int64: the drafted tokens, sorted, and their places in `offsets`, the folder's `d2t`.
+    size: V'. Raises CheckpointError."""
     if offsets is None or offsets.shape != (size,):
         has = "lacks it" if offsets is None else f"has {list(offsets.shape)}"
         raise CheckpointError(f"draft_vocab_size is {size}, so d2t must be [{size}]; the drafter checkpoint {has}")

@@ -57,7 +57,7 @@ class LayerShape:
 
 
 class Fields:
-    """The fields of a `config.json`; `section` goes before the top level. file: its name in messages."""
+    """The fields of a `config.json`; `section` takes precedence over the top level. file: its name in messages."""
 
     def __init__(
         self, config: Mapping[str, Any], section: Mapping[str, Any] | None = None, file: str = "drafter config.json"

@@ -2,8 +2,8 @@
 apart.
 
 The contents of a corpus, its evictions and its matches depend on its owner's texts alone, so neither drafts nor times
-reveal another owner's texts. Owners share only their number and order of use: beyond `OWNERS`, one owner's texts are
-dropped. The key with most owners gives up the one unused for longest, so a key's adapters displace each other.
+reveal another owner's texts. Owners share only the limit `OWNERS`: beyond it, the key with most owners loses the least
+recently used of them, so a key's adapters displace each other.
 """
 
 import hashlib

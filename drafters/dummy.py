@@ -6,7 +6,7 @@ from .base import Draft, DraftBatch, Drafter
 
 
 class FixedDrafter(Drafter):
-    """Drafts `gamma` tokens spread over the vocabulary, hashes of their positions."""
+    """Drafts `gamma` tokens spread over the vocabulary, hashes of anchor and position."""
 
     def __init__(self, gamma: int, vocabulary: int):
         self.gamma, self.vocabulary = gamma, vocabulary

@@ -6,8 +6,8 @@ without drafts need one rule: encode from the first position that is not encoded
 
 On a CPU the host reads how many tokens are new. On a device the host does not know. A prefill encodes as many tokens as
 the target has just read. A step that drafts encodes a number of tokens fixed by its number of requests, padding
-included. All requests take part, masked or not. The number covers whatever a step can commit, so an encoded request
-stays encoded; a request that is not gets drafts of length 0 until it is.
+included. All requests take part, masked or not. The number covers all tokens that a step can commit, so no backlog
+arises while drafting; a request with a backlog from before gets drafts of length 0 until it is encoded.
 """
 
 from abc import abstractmethod
@@ -52,13 +52,13 @@ class EncodingDrafter(Drafter):
 
     @torch.inference_mode()
     def prefilled(self, chunks: Prefilled) -> None:
-        """Encode prompt chunks at once on a device; an older backlog takes their place."""
+        """On a device, encode as many tokens as the chunks have, each request's oldest missing ones."""
         if self.on_host:
             return
         room, most = sum(chunks.counts), max(chunks.counts)
         first, count = self._share(chunks.page_table, chunks.rows, chunks.seq_lens, chunks.longest, room, most)
         where = chunks.page_table, chunks.rows, first, count
-        # Without a bound of the contexts: torch's attention would compare every pair of positions.
+        # longest=None: with a bound, torch's attention would compare every pair of positions.
         self._encode(Spans.padded(*where, size=room, most=most, longest=None))
 
     @torch.inference_mode()
@@ -137,5 +137,5 @@ class EncodingDrafter(Drafter):
         """Draft for all requests of the batch; all their context but `new` is encoded.
 
         block: the first positions after the contexts, see the attribute `block`.
-        new: positions to encode, of these requests and perhaps of further ones.
+        new: positions to encode, of these and perhaps other requests.
         """

@@ -1,4 +1,4 @@
-"""Prefer tokens that a grammar forces to other drafts."""
+"""Replace drafts by tokens that a grammar forces."""
 
 from dataclasses import replace
 
@@ -8,10 +8,10 @@ from .base import Draft, ForcedTokens
 
 
 def forced_first(lookup: Draft, forced: ForcedTokens) -> Draft:
-    """The lookups of R requests, replaced by forced tokens where these disagree and are as likely.
+    """Replace lookups of R requests by forced tokens where these disagree and are at least as likely.
 
-    A lookup that begins with all forced tokens goes on after them, so it stays. Both are point masses that are known
-    before any token is drawn.
+    A lookup that begins with all forced tokens stays, with its tokens after them. Both are point masses, known before
+    any token is drawn.
     """
     there = forced.lens > 0
     beyond = torch.arange(forced.tokens.shape[1]) >= forced.lens[:, None]
@@ -29,9 +29,9 @@ def forced_first(lookup: Draft, forced: ForcedTokens) -> Draft:
 
 
 def forced_instead(draft: Draft, forced: ForcedTokens) -> Draft:
-    """The drafts of R requests, replaced by forced tokens wherever there are any; on any device, without waiting.
+    """Replace drafts of R requests by forced tokens wherever there are any; on any device, without waiting.
 
-    The drafts may be drawn already, so nothing of them decides. q of forced tokens is a point mass on each.
+    The drafts may already be drawn, so they must not decide. q of forced tokens is a point mass on each.
     """
     better = forced.lens > 0
     points = better if draft.points is None else draft.points | better

@@ -23,8 +23,8 @@ BY_REQUEST = {
     "seeds": 0, "seeded": False, "temperatures": 0.0, "top_ks": NO_TOP_K, "top_ps": 1.0, "min_ps": 0.0,
     "decided": False,
 }  # fmt: skip
-"""Fields of a batch that stay the same while its requests run, and the value of a field that a batch leaves out: a rule
-that keeps everything, or q of all requests."""
+"""Fields that stay the same while a batch's requests run, with their values where the batch has None: a rule that keeps
+everything; q of all requests is read."""
 Propose = Callable[[DraftBatch], Draft]
 Record = Callable[[Callable[[], Draft]], tuple[Callable[[], None], Draft]]
 """Captures a call: maps it to a function that replays it, and to the place of its results."""
@@ -33,10 +33,10 @@ Record = Callable[[Callable[[], Draft]], tuple[Callable[[], None], Draft]]
 class DraftGraphs:
     """Graphs of `propose`, a drafter's, with shapes that depend only on the number of requests.
 
-    Every request gets all sampling rules, set to keep everything where it has none, so that one graph serves all.
+    Every request gets all sampling rules, set to keep everything where it has none, so one graph serves all.
 
     sizes: numbers of requests, ascending. page_table: the engine's. gamma: tokens of a draft.
-    room: [most requests, G, V'] float32, where all graphs leave q of requests that read it.
+    room: [most requests, G, V'] float32, to which all graphs write q.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class DraftGraphs:
     ) -> None:  # fmt: skip
         self.sizes, self.gamma, self._propose = list(sizes), gamma, propose
         most, device = self.sizes[-1], page_table.device
-        # Zeros are the last.
+        # The last one stays 0 and pads lengths and rows.
         anchors, seq_lens, rows, answer_lens, self._zeros = torch.zeros((5, most), dtype=torch.int64, device=device)
         fixed: dict[str, Any] = {name: torch.full((most,), value, device=device) for name, value in BY_REQUEST.items()}
         fixed["decided"].fill_(True)
@@ -99,7 +99,7 @@ class DraftGraphs:
         return replace(draft, probs=self._given.probs_room, vocab=made.vocab, points=points)
 
     def _take_rules(self, batch: DraftBatch, count: int) -> None:
-        """Copy draft mask, sampling rules and seeds, unless they are those of the step before."""
+        """Copy the draft mask, and sampling rules and seeds unless they are the previous step's."""
         assert self._given.draft_mask is not None
         if batch.draft_mask is not None:
             self._given.draft_mask[:count].copy_(batch.draft_mask)

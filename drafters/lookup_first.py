@@ -22,7 +22,7 @@ LOOKUP_THRESHOLD = 1.2
 class LookupFirst(Wrapper):
     """Drafts by `lookup` where that promises more than `model`, which runs only where the lookup is unsure.
 
-    A lookup may be longer than the model's drafts, unless they come with q: then q need not be that long.
+    A lookup may be longer than the model's drafts. On a CPU it is cut to the length of q, where the model gives q.
     expected_run_length: the model's expected accepted tokens over its chance of the first (`registry.DrafterEntry`).
     """
 

@@ -91,8 +91,7 @@ def joined(parts: list[tuple[torch.Tensor, Draft]]) -> Draft:
 
 
 def common_vocab(vocabs: list[torch.Tensor | None]) -> torch.Tensor | None:
-    """Return the union of vocabularies [V'], ascending; None where none is given or the union is the target's
-    vocabulary."""
+    """Return the union of vocabularies [V'], ascending; None where none is given."""
     known = [vocab for vocab in vocabs if vocab is not None]
     if not known or all(torch.equal(vocab, known[0]) for vocab in known[1:]):
         return known[0] if known else None

@@ -140,8 +140,8 @@ def forward_by_operations(
     read: torch.Tensor | None = None,
     added: Added | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run `Decoder.forward` one operation after the other. This is its reference, with the same bits, and, though
-    slower, the way to add to products."""
+    """Run `Decoder.forward` one operation after the other: its reference, with the same bits, slower. added: changes
+    the products; None: none."""
 
     def product(place: int, x: torch.Tensor) -> torch.Tensor:
         out = multiply(x, layer.weights[place])

@@ -42,13 +42,13 @@ def weigh_drafts(
 
 
 def survival_of(confidence: torch.Tensor, draft_lens: torch.Tensor | None = None) -> torch.Tensor:
-    """[R, gamma] float32 prefix survival of confidence [R, gamma]; 0 at and beyond `draft_lens` [R] where given.
+    """Return prefix survival [R, gamma] float32 of confidence [R, gamma]; 0 at and beyond `draft_lens` [R].
 
     Confidences are clamped to 0..1, NaN to 0, so a broken drafter costs only speed.
     """
     if confidence.device.type != "cpu":
         return survival_torch(confidence, draft_lens)
-    clamped = np.fmax(confidence.float().numpy(), 0.0)  # numpy has less to do before it begins
+    clamped = np.fmax(confidence.float().numpy(), 0.0)  # numpy's calls cost less than torch's
     np.fmin(clamped, 1.0, out=clamped)
     survival = torch.from_numpy(clamped).cumprod_(1)
     if draft_lens is not None and np.count_nonzero(draft_lens.numpy() < clamped.shape[1]):
@@ -57,7 +57,7 @@ def survival_of(confidence: torch.Tensor, draft_lens: torch.Tensor | None = None
 
 
 def survival_torch(confidence: torch.Tensor, draft_lens: torch.Tensor | None = None) -> torch.Tensor:
-    """`survival_of` on any device, without waiting for it."""
+    """Do `survival_of` on any device, without waiting for it."""
     # nan_to_num first: a clamp lets NaN through. cummin, because products in parallel round differently at each
     # position, and survival must not rise.
     survival = torch.nan_to_num(confidence.float(), nan=0.0).clamp_(0.0, 1.0).cumprod_(1).cummin(1).values
@@ -74,7 +74,7 @@ def admit(
     bounds: torch.Tensor | None = None,
     first: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """verify_lens [R] int64 in 0..draft_lens and survival [R, gamma] float32, without waiting for the device.
+    """Return verify_lens [R] int64 in 0..draft_lens and survival [R, gamma] float32, without waiting for the device.
 
     Admit the K drafted tokens of largest survival c_1 ... c_k above 0; ties go to the smaller request, then the smaller
     position (DSpark, section 3.2.2). Admission of x_{r,k} depends on c_{r,1..k} and on other requests.

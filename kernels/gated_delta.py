@@ -1,11 +1,11 @@
 """Gated delta networks (arXiv:2412.06464) over the tokens of several requests, laid end to end, on a CPU.
 
-A layer keeps two things of a request: the last inputs of a short convolution, its window, and a state per head. Every
-    token lets the state decay and then corrects it: S becomes g S + b k (v - g k S)ᵀ. All is computed in float32, by
-    the compiled kernels or, without them, by torch. A token's result depends on its own request's tokens alone.
+A layer keeps of a request its window, the last inputs of a short convolution, and a state per head. Every token lets
+the state decay and then corrects it: S becomes g S + b k (v - g k S)ᵀ. All is computed in float32, by the compiled
+kernels or, without them, by torch. A token's result depends on its own request's tokens alone.
 
-Tokens that may be taken back do not write: `gated_delta` leaves the states unchanged and returns the corrections, and
-    `replay` writes the corrections of the tokens that stay, with the same operations and so the same bits.
+For tokens that may be rejected, `gated_delta` leaves the states unchanged and returns the corrections; `replay` writes
+those of accepted tokens, with the same operations and so the same bits.
 """
 
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ class Corrections:
 
 
 def compiled(states: States) -> bool:
-    """Return True if the compiled kernels take these: sizes that vectors divide."""
+    """Return True if the compiled kernels support these states: `LANES` divides their sizes."""
     sizes = states.windows.shape[2], *states.pool.shape[2:]
     return all(size % LANES == 0 for size in sizes) and native.fits(states.windows, states.pool)
 

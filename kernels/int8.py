@@ -1,8 +1,8 @@
 """Matrix products with 8-bit weights and activations: half the memory traffic of bfloat16, less accurate.
 
-An option, never a default: it serves the quantised model (speculation stays lossless with respect to it). Weights are
-    rounded once, symmetrically, with one scale per output and 64 neighbours in depth; activations at run time, with one
-    scale per row and the same 64. Integer sums are exact, so rows do not depend on their batch.
+An option, never a default: it serves the quantised model, for which speculation is lossless. Weights are rounded once,
+symmetrically, with one scale per output and 64 neighbours in depth; activations at run time, with one scale per row and
+the same 64. Integer sums are exact, so rows do not depend on their batch.
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 
 `packed_linear` reads a weight once per step, from panels laid out for the processor; its sum over the depth has one
 order for any number of rows, so a token has the same bits when it is verified in a batch and when it is decoded alone.
-torch's own float32 product does not; `invariant_linear` does, without knowing how a BLAS sums.
+torch's float32 product does not guarantee this; `invariant_linear` does, on any BLAS.
 
 The order in which a BLAS sums up a row of a product is not specified. It may depend on the shape of the call, on the
 alignment of its arrays, on the number of threads (Intel's guide to reproducible results names these), and on the row's

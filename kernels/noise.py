@@ -1,7 +1,7 @@
 """Counter-based random numbers, and tokens drawn with them: a key alone decides the draw, in any batch.
 
-A key names a stream of numbers: its number i is a hash of both, SplitMix64's finaliser (Steele, Lea, Flood: Fast
-    splittable pseudorandom number generators, 2014), which int64 arithmetic with wrap-around computes on any device.
+A key names a stream of numbers. Number i is a hash of key and i, SplitMix64's finaliser (Steele, Lea, Flood: Fast
+splittable pseudorandom number generators, 2014), which int64 arithmetic with wrap-around computes on any device.
 
 A token is drawn by the Gumbel-max trick: the argmax of log p(y) + G(key, y) is distributed as p where G is Gumbel
 noise. Draws from two distributions with one key agree with a chance of at least (1 - TV) / (1 + TV), neither knowing
@@ -51,7 +51,7 @@ def streams(seeds: torch.Tensor, positions: torch.Tensor, purpose: Purpose) -> t
 
 
 def torch_streams(seeds: torch.Tensor, positions: torch.Tensor, purpose: Purpose) -> torch.Tensor:
-    """`streams` without compiled kernels, on any device."""
+    """Do `streams` without compiled kernels, on any device."""
     stream = (_GOLDEN * int(purpose) + 2**63) % 2**64 - 2**63  # as int64 wraps around
     return _mix(_mix(seeds + stream) + _GOLDEN * positions)
 
@@ -64,8 +64,8 @@ def substreams(keys: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def draft_keys(seeds: torch.Tensor, seeded: torch.Tensor, positions: torch.Tensor, count: int) -> torch.Tensor:
-    """[R, count] keys of the noise for drafts after anchors at positions [R]. Requests that are `seeded` [R] bool
-    get the target's keys of their seed [R] at each token's position; all other requests get independent keys."""
+    """Return keys [R, count] of the noise for drafts after anchors at positions [R]. Requests that are `seeded` [R]
+    bool get the target's keys of their seed [R] at each token's position; all other requests get independent keys."""
     if cuda.fits(seeds):
         purposes = int(Purpose.TOKEN), int(Purpose.DRAFT)
         return torch.ops.outrider_cuda.draft_keys(seeds, seeded, positions, count, *purposes)
@@ -97,7 +97,7 @@ def gumbel_argmax(weights: torch.Tensor, keys: torch.Tensor, tokens: torch.Tenso
 
 
 def torch_gumbel_argmax(weights: torch.Tensor, keys: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
-    """`gumbel_argmax` without compiled kernels, on any device."""
+    """Do `gumbel_argmax` without compiled kernels, on any device."""
     columns = torch.arange(weights.shape[1], device=weights.device) if tokens is None else tokens
     return (torch_exponentials(keys, columns) / weights.double()).argmin(1)
 
@@ -120,12 +120,12 @@ def _compiled(keys: torch.Tensor) -> bool:
 
 
 def torch_numbers(keys: torch.Tensor, count: int) -> torch.Tensor:
-    """`substreams` without compiled kernels, on any device."""
+    """Do `substreams` without compiled kernels, on any device."""
     return _mix(keys[:, None] + _GOLDEN * torch.arange(1, count + 1, device=keys.device))
 
 
 def torch_uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
-    """`uniforms` without compiled kernels, on any device."""
+    """Do `uniforms` without compiled kernels, on any device."""
     return _uniform(torch_numbers(keys, count))
 
 

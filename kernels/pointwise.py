@@ -1,9 +1,8 @@
-"""Functions of single numbers that round the same wherever in an array a number lies, in torch.
+"""Elementwise functions in torch that round a number the same at any place of an array.
 
-torch computes its own `sigmoid`, `silu`, `gelu` and `softplus` a vector at a time, and the numbers left over at the end
-of an array, or of a thread's share of it, by other code, which may round differently: a row would depend on its batch.
-Its exp, log1p, erf and tanh have one code for all numbers, and these functions are made of them. All compute float32 at
-least and round once to x's type.
+torch computes its `sigmoid`, `silu`, `gelu` and `softplus` in vectors, and the rest at the end of an array or of a
+thread's share by other code. That may round differently, so a row would depend on its batch. Its exp, log1p, erf and
+tanh have one code for all numbers. These functions use only them, in float32 at least, and round once to x's type.
 """
 
 import math

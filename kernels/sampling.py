@@ -70,8 +70,8 @@ def torch_target_probs(
     top_ps: torch.Tensor | None = None,
     min_ps: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`target_probs` without compiled kernels, on any device without waiting for it. Every rule keeps a prefix of the
-    stable ranking, so one complete sort serves all rows, if there are rules at all."""
+    """Do `target_probs` without compiled kernels, on any device without waiting for it. Every rule keeps a prefix of
+    the stable ranking, so one sort serves all rows."""
     greedy = temperatures <= 0
     probs = torch.softmax(logits.float() / temperatures.masked_fill(greedy, 1.0)[:, None], dim=-1)
     if not (top_ks is None and top_ps is None and min_ps is None):

@@ -12,20 +12,20 @@ ALIGNED = 16
 
 
 class LastUpload:
-    """Numbers of the host on a device, which are sent again where they have changed."""
+    """Numbers of the host on a device, sent again only if they have changed."""
 
     def __init__(self) -> None:
         self._sent: tuple[np.ndarray, torch.Tensor] | None = None
 
     def of(self, numbers: np.ndarray, device: Any) -> torch.Tensor:
-        """`numbers`, which nobody writes to afterwards, on the device, which is always the same."""
+        """Return `numbers` on the device, the same one in every call; the caller must not change `numbers` later."""
         if self._sent is None or not (self._sent[0] is numbers or np.array_equal(self._sent[0], numbers)):
             self._sent = numbers, upload(numbers, device)
         return self._sent[1]
 
 
 def upload(numbers: np.ndarray, device: Any) -> torch.Tensor:
-    """`numbers` on `device`, copied in stream order without waiting for the device; on a CPU the same memory.
+    """Return `numbers` on `device`, copied in stream order without waiting for it; on a CPU the same memory.
 
     A copy from pageable memory would wait. Pinned memory comes from torch's cache, which does not give it out again
     before the copy is done.
@@ -37,7 +37,7 @@ def upload(numbers: np.ndarray, device: Any) -> torch.Tensor:
 
 
 def upload_together(arrays: Sequence[np.ndarray], device: Any) -> list[torch.Tensor]:
-    """`upload` of several arrays by one copy; each begins at a multiple of ALIGNED bytes."""
+    """Do `upload` for several arrays by one copy; each begins at a multiple of ALIGNED bytes."""
     if torch.device(device).type == "cpu":
         return [torch.from_numpy(array) for array in arrays]
     begins = [0, *accumulate(-(-array.nbytes // ALIGNED) * ALIGNED for array in arrays)]

@@ -51,7 +51,7 @@ class CodebookSelector(nn.Module):
 
 
 class LatticeSelector(nn.Module):
-    """LiLiCorr's head: attention over all candidates of the block, then products of vectors of unit length."""
+    """LiLiCorr's head: attention over all candidates of the block, then dot products of unit vectors."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()

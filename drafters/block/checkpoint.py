@@ -48,7 +48,7 @@ def target_identity(config: Any, embedding: Rows) -> dict[str, Any]:
 
 
 def check_target(config: BlockConfig, target: dict[str, Any]) -> None:
-    """Raise CheckpointError naming every way in which the target is not the one the drafter was trained for."""
+    """Raise CheckpointError naming every difference from the target that the drafter was trained for."""
     shape = {
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_target_layers,
@@ -168,8 +168,7 @@ def load_as(
     dtype: torch.dtype = torch.bfloat16,
     device: str | torch.device = "cpu",
 ) -> Model:
-    """Read a drafter folder in either storage; raises CheckpointError saying why it cannot be used. make: the network
-    that it is expected to hold."""
+    """Read a drafter folder in either storage as a `make`; raises CheckpointError where it cannot be used."""
     folder = Path(folder)
     stated = read_json(folder)
     config = BlockConfig.from_json(stated)

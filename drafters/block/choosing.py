@@ -1,8 +1,8 @@
 """Shape of the parts that DFlash 2 and LiLiCorr add to DFlash, from the `dflash_config` of their folders.
 
-Both convolve a block's rows around attention and MLP, and draw a block as a path through the likeliest tokens of each
-position; a token's score depends on the token before. Fields have the names that SGLang reads. Each sizes a module or
-changes its computation, so none has a default, and unknown fields are refused by name.
+Both draw a block as a path through the likeliest tokens of each position; a token's score depends on the token before.
+Both may convolve a block's rows around attention and MLP. Fields have the names that SGLang reads. Each of them changes
+the computation, so none has a default, and unknown fields are refused by name.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,8 @@ LATTICE = "lilicorr_"
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """Taps over the rows of a block, the row's own first; a row adds one number to the kernel per `group` channels."""
+    """Convolution over `taps` rows of a block, the row itself first; a row adds one number per tap and `group` channels
+    to the kernel."""
 
     taps: int
     group: int
@@ -87,7 +88,7 @@ def read(config: dict[str, Any], section: dict[str, Any]) -> tuple[Choosing, Con
 
 
 def _check_known(config: dict[str, Any], section: dict[str, Any], lattice: bool) -> None:
-    """Raise CheckpointError naming fields that would change the computation in a way that is not built here."""
+    """Raise CheckpointError naming fields that ask for an unsupported computation."""
     selector = {"selector_rank", "selector_top_k", "output_multiplier", "final_logit_softcapping"}
     known = (
         PLAIN | {*CONVOLUTION} | ({LATTICE + name for name in (*LATTICE_FIELDS, "enabled")} if lattice else selector)
@@ -104,7 +105,7 @@ def _check_known(config: dict[str, Any], section: dict[str, Any], lattice: bool)
 
 
 def _number(section: dict[str, Any], name: str, cast: Callable[[Any], Any]) -> Any:
-    """Return a field that is a positive number; the width of LiLiCorr's layers may be 0."""
+    """Return a positive number (LiLiCorr's width may be 0); raises CheckpointError."""
     value = section.get(name)
     if value is None:
         raise CheckpointError(f"drafter config.json has no {name!r}")

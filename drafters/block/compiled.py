@@ -1,9 +1,9 @@
 """The block drafter's network in two calls of the compiled kernels; `BlockModel` is its plain torch version.
 
-Weights of a bfloat16 model are kept in 8 bits: reading and multiplying them takes most of a draft's time. Where the
-    processor multiplies bytes, activations are rounded to 8 bits as well (`kernels.int8`), elsewhere only the weights,
-    in blocks. q is the distribution of the rounded model, from which tokens are drawn, so answers keep their
-    distribution. Weights of a float32 model are kept as they are.
+Weights of a bfloat16 model are kept in 8 bits, because reading and multiplying them takes most of a draft's time. Where
+the processor multiplies bytes, activations are rounded to 8 bits as well (`kernels.int8`); elsewhere only the weights,
+in blocks. Tokens are drawn from q of the rounded model, so answers keep their distribution. Weights of a float32 model
+stay float32.
 """
 
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ def prepare(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Prepared:
 
 
 def native_arguments(weights: Sequence[Prepared]) -> tuple[list[Any], ...]:
-    """Split prepared weights into the lists that the native classes take. They are packed weights, kinds of their
-    blocks (-1: not in blocks), scales (empty: not stored apart), outputs and depths."""
+    """Split prepared weights into the native classes' lists: packed weights, block kinds (-1: no blocks), scales
+    (empty: stored with the weights), outputs, depths."""
     packed: list[Any] = []
     for weight in weights:
         if isinstance(weight, Int8Weight):

@@ -1,10 +1,11 @@
 """Shape of a drafter model, as its checkpoint folder's `config.json` states it.
 
 Public DeepSpec and DFlash folders have the same keys, and SGLang reads them, too. `block_size` is gamma for DSpark and
-gamma + 1 for DFlash, where the anchor takes a place in the block without predicting. In a DSpark block it does so with
-`sample_from_anchor: false`, and the block then has gamma + 1 rows. The key `outrider` holds fields that only Outrider
-reads: the size of a truncated draft vocabulary and the identity of the target. `speculators.py` translates another
-format. Diffusion drafters (`diffusion/`) have the same shape without target layers; their gamma is `block_size`.
+gamma + 1 for DFlash, which counts the anchor's row, although that row predicts no token. A DSpark block with
+`sample_from_anchor: false` has such a row too, which its `block_size` does not count. The key `outrider` holds fields
+that only Outrider reads: the size of a truncated draft vocabulary and the identity of the target. `speculators.py`
+translates another format. Diffusion drafters (`diffusion/`) have the same shape without target layers; their gamma is
+`block_size`.
 """
 
 from dataclasses import dataclass, field
@@ -36,14 +37,14 @@ class BlockConfig(LayerShape):
     """Shape of a DSpark, DFlash or diffusion drafter.
 
     gamma: tokens drafted in one block. num_target_layers: of the target; 0 where the checkpoint does not say.
-    target_layers: target layers with outputs that are the context features, ascending, 0 being the first decoder layer;
-        none for diffusion, which embeds the tokens themselves.
+    target_layers: target layers that give the context features, ascending; 0 is the first decoder layer. Empty for
+        diffusion, which embeds the tokens.
     windows: of each layer, as in `flat_attention`: a layer with a window sees the `window` positions before a token and
         none after it; -1: all positions and the whole block. Empty: -1 for every layer.
     open_windows: layers with windows see the whole block as well.
     gemma: layers are Gemma 4's (`gemma.py`), and embeddings are multiplied by √hidden_size. shared_kv: values are keys.
     logit_scale: a factor of the logits.
-    logit_cap: scaled logits x then become c tanh(x / c) with this c, before a head draws from them; 0: they stay.
+    logit_cap: c; scaled logits x become c tanh(x / c) before tokens are drawn. 0: no cap.
     qk_norm: whether queries and keys are normed, as in Qwen3 and not in Llama.
     markov_rank: r of the sequential head; 0 for DFlash.
     sample_from_anchor: whether the anchor's own row predicts the first token; never for DFlash.
@@ -242,8 +243,8 @@ def kind_of(config: dict[str, Any]) -> str:
 
 
 def gemma_shape(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a Gemma drafter's config with the shape of its layers, all of which see everything, under the usual
-    names."""
+    """Return a Gemma drafter's config with the usual names for the shape of its layers, which all see the whole
+    context."""
     unsupported = [
         key for key in ("enable_moe_block", "hidden_size_per_layer_input", "num_kv_shared_layers") if config.get(key)
     ]

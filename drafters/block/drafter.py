@@ -147,7 +147,7 @@ class BlockDrafter(Drafter):
             values[slots] = v
 
     def _rotates(self, slots: torch.Tensor) -> bool:
-        """Return True if a kernel norms, rotates and stores."""
+        """Return True if one CUDA kernel norms, rotates and stores keys."""
         return not self.model.config.gemma and cuda.fits(slots)
 
     def _rotate_and_store(
@@ -180,7 +180,7 @@ class BlockDrafter(Drafter):
         return made if gamma == self.gamma else made.widened(self.gamma)
 
     def _propose_each(self, batch: DraftBatch) -> Draft:
-        """Draft for all requests, with length 0 outside the draft mask, which the host need not read."""
+        """Draft for all requests, with length 0 outside the draft mask, so that the host need not read the mask."""
         made = Draft.of(*self._propose(batch), self.vocab)
         return made if batch.draft_mask is None else replace(made, lens=made.lens * batch.draft_mask)
 
@@ -220,7 +220,7 @@ class BlockDrafter(Drafter):
         embedded = self.embedding[ids.flatten()].to(self.dtype)
         if config.gemma:
             embedded = embedded * config.hidden_size**0.5
-        turned = positions.flatten().clamp(max=config.max_positions - 1)  # after an answer's end they may be beyond
+        turned = positions.flatten().clamp(max=config.max_positions - 1)  # positions after an answer's end
         if self._rotates(slots):
             hidden = self.model.through(embedded, attend_rotated, queries)
         else:

@@ -12,7 +12,7 @@ from .config import BlockConfig
 
 
 class MarkovHead(nn.Module):
-    """B(x_{k-1}, .) = W1[x_{k-1}] W2."""
+    """The bias B(x_{k-1}, .) = W1[x_{k-1}] W2."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -75,12 +75,13 @@ SEQUENTIAL_HEADS = {"vanilla": MarkovHead, "gated": GatedHead, "rnn": RnnHead}
 
 SAMPLED = (0.52, 0.31, -0.45)
 GREEDY = (0.50, 0.65, -0.35)
-"""Weights of the head's logit, of the logit of the largest chance in q_k, and of 1 in a confidence. The head does not
-see how sharp q_k is. Logistic regression on drafts of the embedded model's DSpark, at temperatures 1 and 0.7, and 0."""
+"""Weights of the head's logit, of the logit of max_v q_k(v), and of 1, in a confidence's logit. The head alone does not
+see how sharp q_k is. Logistic regression on drafts of the embedded model's DSpark: SAMPLED at temperatures 1 and 0.7,
+GREEDY at 0."""
 
 
 class ConfidenceHead(nn.Module):
-    """w [h_k ; W1[x_{k-1}]], the logit of c_k."""
+    """The logit of c_k, w [h_k ; W1[x_{k-1}]] (equation 7)."""
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
@@ -97,8 +98,7 @@ class ConfidenceHead(nn.Module):
     def confidence(
         self, hidden: torch.Tensor, previous: torch.Tensor, largest: torch.Tensor, temperatures: torch.Tensor
     ) -> torch.Tensor:
-        """Return [R, gamma] float32 confidences of drafts at `temperatures` [R], from the head and from the draft's
-        sharpness.
+        """Return confidences [R, gamma] float32 at `temperatures` [R], from the head's logit and the sharpness of q.
 
         Neither depends on the token drawn.
         hidden: [R, gamma, d]. previous: [R, gamma, r].

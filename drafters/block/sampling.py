@@ -37,8 +37,7 @@ def draw_columns(
 
 
 def all_requests_greedy(rules: Rules, known: bool | None) -> bool:
-    """Return `known`, if the host knows whether all are greedy; else read the temperatures, which waits for a
-    device."""
+    """Return `known`; if that is None, read the temperatures, which waits for a device."""
     return bool((rules.temperatures <= 0).all()) if known is None else known
 
 
@@ -146,7 +145,7 @@ def draw_independently(
     """Return tokens [R, M], probs [R, M, V'] (None where all are greedy or not wanted) and the largest of each q [R,
     M].
 
-    logits: [R, M, V'], drawn from independently of each other. rules: of each request. keys: [R, M] int64.
+    logits: [R, M, V'], each row drawn from independently. rules: of each request. keys: [R, M] int64.
     all_greedy, decided, room: as in `DraftBatch`, room as its `probs_room`.
     """
     requests, count, width = logits.shape

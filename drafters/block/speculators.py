@@ -1,10 +1,10 @@
 """DSpark and DFlash folders in the format of vLLM's `speculators`, translated to that of DeepSpec and DFlash.
 
 `config.json` has the shape of the layers in a section and the drafter's fields outside it. Two fields count
-differently: `block_size` counts rows, of which the anchor's predicts only with `sample_from_anchor`; layer ids count
-the inputs of layers. Fields that some versions leave out are inferred from the rest, or the folder is refused. Tensors
-have DeepSpec's names; embedding and head are copies of the target's, and `d2t` gives the drafted tokens
-(`checkpoint.py: drafted_tokens`).
+differently. `block_size` counts all rows, of which the anchor's predicts only with `sample_from_anchor`. A layer id
+names the layer's input, the output of the layer before. Fields that some versions leave out are inferred from the rest,
+or the folder is refused. Tensors have DeepSpec's names; embedding and head are copies of the target's, and `d2t` gives
+the drafted tokens (`checkpoint.py: drafted_tokens`).
 """
 
 from typing import Any
@@ -57,8 +57,8 @@ def plain_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def anchor_predicts(config: dict[str, Any]) -> bool:
-    """Return True if the first row of a block, the anchor's, predicts. Versions without that field give the number of
-    tokens that a block drafts; raises CheckpointError where that does not settle it."""
+    """Return True if the first row of a block, the anchor's, predicts. Versions without that field state the tokens per
+    block instead; raises CheckpointError where they do not."""
     if (stated := config.get(ANCHOR)) is not None:
         return bool(stated)
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or []
@@ -72,7 +72,7 @@ def anchor_predicts(config: dict[str, Any]) -> bool:
 
 
 def _check_layers(config: dict[str, Any], shape: dict[str, Any]) -> None:
-    """Raise CheckpointError naming computations of such layers that are not built here."""
+    """Raise CheckpointError naming unsupported fields of the layers."""
     used = []
     if (activation := shape.get("hidden_act") or "silu") != "silu":
         used.append(f"hidden_act {activation!r}")

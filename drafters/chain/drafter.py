@@ -1,9 +1,8 @@
 """Drafters of one layer as a `Drafter`: a chain of tokens, each drafted by one pass of that layer.
 
-The row of token t_j lies at its KV slot, and so do the features of its position. A row pairs t_j with the features of
-the position before. It lies at the slot of t_j, because row and features depend on the tokens up to t_j alone: a
-request that continues a shared prefix finds exactly the rows of that prefix (`encoding.py`). Rows of drafted tokens lie
-after the text, where their own features are not known; they are written again once the tokens are committed.
+A row pairs token t_j with the features of position j - 1. It lies at the KV slot of t_j, and so do the features of
+position j. Both depend on the tokens up to t_j alone, so a request that continues a shared prefix finds its rows
+(`encoding.py`). Rows of drafted tokens are written without the target's features, and again once they are committed.
 """
 
 from collections.abc import Callable
@@ -23,16 +22,16 @@ from .network import ChainNetwork, ChainWeights
 Drawn = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
 """Tokens [R, gamma], probs [R, gamma, V'] (None: all greedy or not wanted) and confidence [R, gamma]."""
 SHARED = ("embed_tokens.weight", "lm_head.weight")
-"""Tensors that are the target's where a drafter has none of its own."""
+"""Tensors taken from the target where a drafter has none."""
 
 
 class ChainDrafter(EncodingDrafter):
     """Drafts token by token; on a CPU no deeper than `DraftBatch.depth`.
 
-    read: reads the weights of another folder, or raises CheckpointError. network_type: the `ChainNetwork` of weights.
-    embedding, head: [V, d] of the target, used where the checkpoint has none of its own.
-    positions: length up to which positions are distinguished, at least.
-    compiled: a whole chain in one call of the compiled kernels (`eagle/compiled.py`); None: there is no such call.
+    read: reads the weights of another folder, or raises CheckpointError. network_type: class of the network.
+    embedding, head: [V, d] of the target, used where the checkpoint has none.
+    positions: least length of the rotary table.
+    compiled: computes a chain in one call (`eagle/compiled.py`); None: the chain takes a call per token.
     """
 
     block = 1
@@ -53,7 +52,7 @@ class ChainDrafter(EncodingDrafter):
         self.on_host = self.shortens = self.device.type == "cpu"
 
     def _compile(self) -> Any:
-        """Return the compiled chain of the network in use; None: compute each of its passes by itself."""
+        """Return `compiled` for the network in use."""
         return None
 
     def _use(self, weights: ChainWeights) -> None:
@@ -127,7 +126,7 @@ class ChainDrafter(EncodingDrafter):
         return torch.stack(tokens, 1), torch.stack(probs, 1) if wants_probs else None, torch.stack(sure, 1)
 
     def _behind(self, batch: DraftBatch, k: int) -> Spans:
-        """Return the position of each request's k-th drafted token."""
+        """Return spans of one position per request, that of its k-th drafted token."""
         starts = batch.seq_lens + k
         if self.on_host:
             return Spans.of(batch.page_table, batch.rows, starts, torch.ones_like(starts))

@@ -47,8 +47,8 @@ class ChainWeights:
 
 
 class ChainNetwork(ABC):
-    """A layer ready to compute. head: [V', d]. positions: length up to which positions are distinguished; later ones
-    all count as the last. rotated: shape of its rotary embedding."""
+    """A layer ready to compute. head: [V', d]. positions: length of the rotary table; later positions use its last row.
+    rotated: shape of the rotary embedding."""
 
     def __init__(self, weights: ChainWeights, head: torch.Tensor, positions: int, rotated: LayerShape):
         self.config, tensors = weights.config, weights.tensors

@@ -20,8 +20,8 @@ from ..training.target import TargetModel
 def mean_drafter(paths: list[Path]) -> DraftModel:
     """Return the float32 drafter in a folder or a run's checkpoint; of several, the mean of their weights.
 
-    Runs that start from the same weights end in one basin; its middle is often lower than they are (Wortsman et al.,
-    "Model soups", 2022). Raises ValueError where shapes or vocabularies differ.
+    Runs from the same weights end in one basin of the loss, and their mean often has a lower loss than each (Wortsman
+    et al., "Model soups", 2022). Raises ValueError where shapes or vocabularies differ.
     """
     first, *further = (
         checkpoint_model(path) if path.is_file() else load_any(path, dtype=torch.float32) for path in paths

@@ -1,4 +1,4 @@
-"""Drafters before their first step: shape and weights, from the flags, the target and the answers."""
+"""Shape and first weights of a drafter to train, from the flags, the target and the answers."""
 
 import argparse
 import json
@@ -43,7 +43,7 @@ def target_layers(kind: str, target: TargetModel, wanted: Sequence[int] | None =
 
 
 def layer_shape(args: argparse.Namespace, target: TargetModel) -> dict[str, Any]:
-    """Return the fields that the configs of all drafters share: the target's layer shape, our block and vocabulary."""
+    """Return fields of all drafters' configs: the target's layer shape, gamma and the draft vocabulary's size."""
     shape = target.config
     rope = getattr(shape, "rope_parameters", None) or {}
     return {

@@ -1,12 +1,12 @@
-"""The stages of `outrider train dspark|dflash|dflash2|both|eagle3|specdiff|deer`.
+"""The stages of `outrider train dspark|dflash|dflash2|both|eagle3|specdiff|deer|dllm`.
 
 Several runs, also of different kinds, may share OUT/answers.jsonl and OUT/features (or the folder of --data): each
 reads the layers that it needs. OUT/checkpoint.pt and losses.csv belong to one run; OUT/drafter is the finished
 checkpoint folder. With `both` these are in OUT/dspark and OUT/dflash. The same command resumes a run that was killed or
 ran out of --minutes.
 
-Diffusion drafters need no features: without any, OUT/tokens takes their place. `specdiff` trains stage I in
-    OUT/stage-1, `deer` continues with stage II in OUT/stage-2.
+Diffusion drafters and `dllm` need no features: they read OUT/tokens, or OUT/features if only that exists. `specdiff`
+trains stage I in OUT/stage-1, `deer` continues with stage II in OUT/stage-2. `dllm` writes OUT/delta.
 """
 
 import argparse
@@ -56,13 +56,13 @@ AUTHORS = {
         "position_decay": -1 / math.log(0.8),
     },
 }  # fmt: skip
-"""`--loss authors`; EAGLE-3's weighs each position 0.8 times the one before."""
+"""`--loss authors`."""
 
 
 def gather_samples(
     args: argparse.Namespace, target: TargetModel, data: Path, deadline: Deadline
 ) -> Iterator[AnsweredPrompt]:
-    """Stage 1: yield answered samples, from files and, one by one, as the target writes them."""
+    """Stage 1: yield answered samples from files, then the target's own as it writes them."""
     given = [s for path in args.prompts for s in read_samples(path)]
     yield from (s for s in given if s.response_ids)
     open_prompts = [s for s in given if not s.response_ids]
@@ -100,8 +100,8 @@ def read_drafter(folder: Path, kind: str, target: TargetModel) -> TrainedModel:
 
 
 def held_out_numbers(store: FeatureStore, args: argparse.Namespace) -> list[int]:
-    """Return the answers that training leaves out: the first greedy ones, or of logs all to some prompts. Adding
-    answers does not change them."""
+    """Return numbers of the answers that training leaves out: the first greedy ones; of logs, all to some prompts.
+    Adding answers removes none."""
     if args.from_log:
         return held_out_prompts(store, args.validation)
     greedy = [i for i, e in enumerate(store.entries) if e.temperature == 0]
@@ -209,7 +209,6 @@ def read_log(
 
 
 def make_recipe(args: argparse.Namespace, kind: str) -> Recipe:
-    """Return the drafter's recipe from the flags."""
     given = {field.name: getattr(args, field.name) for field in fields(Recipe) if field.name in args}
     if args.alpha_ce_steps is None:  # a finished drafter is past the start, which would undo some of it
         given["alpha_ce_steps"] = 500 if args.start in ("target", "fresh") else 0

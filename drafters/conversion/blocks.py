@@ -57,8 +57,8 @@ def rising_masks(blocks: int, size: int, generator: torch.Generator) -> torch.Te
     """Return [blocks, size] bool: column c is masked with probability 1 - (1 - t)^(c + 1), at least one column per
     block.
 
-    Each block has its own t, spread evenly over 0 .. 1. Later columns are masked more often, as in decoding; two blocks
-    in five are masked whole (size 4), which is how each begins.
+    Each block has its own t, spread evenly over 0 .. 1. Later columns are masked more often, as in decoding. At size 4,
+    two blocks in five are masked whole, as at the start of decoding.
     """
     t = (torch.randperm(blocks, generator=generator) + torch.rand(blocks, generator=generator)) / max(1, blocks)
     chance = 1 - (1 - t[:, None]) ** (1 + torch.arange(size))

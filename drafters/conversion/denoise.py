@@ -1,5 +1,5 @@
-"""Static low-confidence unmasking in plain torch, with which training measures. Each step predicts every masked
-position and reveals the `per_step` of largest top probability, the first among equals."""
+"""Static low-confidence unmasking in plain torch, for validation. Each step predicts every masked position and reveals
+the `per_step` of largest top probability, the first among equals."""
 
 from collections.abc import Callable
 from functools import partial
@@ -39,8 +39,8 @@ def denoise(
 
 @torch.inference_mode()
 def agreement(model: ConvertedModel, frozen: FrozenTarget, pack: Pack, per_step: int) -> tuple[int, int]:
-    """Count tokens of whole answer blocks that, decoded after the answer's own tokens, equal it; and all tokens of
-    these."""
+    """Decode whole answer blocks, each after the answer's own tokens; count the tokens that equal the answer's, and
+    all."""
     hidden, cache = model.read_finished(frozen.embedding[pack.ids], pack.spans)
     whole = pack.whole[:, None].expand_as(pack.block_ids)
     ids = denoise(

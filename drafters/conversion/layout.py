@@ -3,7 +3,7 @@
 A text is cut at multiples of the block size, prompt included. Blocks before the open one are finished. The open block
 has masks for unknown tokens; its rows see each other in both directions and all finished rows.
 
-With `shift`, row i predicts token i + 1, as in the target, and finished rows are causal, so a text without masks is
+With `shift`, row i predicts token i + 1, as in the target, and finished rows are causal. So a text without masks is
 read as the target reads it (nearest to an autoregressive start; Fast-dLLM v2 shifts too). The last finished row
 predicts the first token of a block. Without `shift`, row i predicts token i, and a finished block's rows see their
 whole block (SDAR).
@@ -18,7 +18,7 @@ LAYOUTS = ("shift", "sdar")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """block_size: tokens of a block; mask_token_id: the token for an unknown one, which is never predicted."""
+    """block_size: tokens of a block; mask_token_id: stands for unknown tokens and is never predicted."""
 
     block_size: int
     mask_token_id: int

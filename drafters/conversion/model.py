@@ -3,8 +3,8 @@
 Finished rows are read first, without seeing any open block; open blocks then read their keys and values. Both passes
 are plain functions of rows, so training, validation and decoding share them, and gradients flow through either.
 
-A projection with its delta is one product, y = x (W + B A)^T. The sum is made once per step, in the dtype that is
-served, so that training rounds as serving will; a backward is one product and four thin ones.
+A projection with its delta is one product, y = x (W + B A)^T. The sum is computed once per step in the dtype that is
+served, so training rounds as serving does; a backward is one product and four thin ones.
 """
 
 import torch

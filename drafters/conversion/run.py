@@ -75,8 +75,8 @@ class ConversionRun(TrainingRun[ConvertedModel]):
 
     @torch.no_grad()
     def validate(self, store: FeatureStore, numbers: list[int], which: str) -> float:
-        """Print KL on greedy answers, by column for blocks masked whole, and shares of tokens unmasked as the target
-        has them.
+        """Print the KL on greedy answers, by column for wholly masked blocks, and shares of tokens that unmask to the
+        target's.
 
         Returns the share at one token a step.
         """

@@ -24,7 +24,7 @@ Schedule = tuple[int, ...]
 
 
 def make_schedule(gamma: int, steps: int) -> Schedule:
-    """Raises ValueError for more steps than tokens."""
+    """Return the schedule of this many steps; raises ValueError unless 1 <= steps <= gamma."""
     if not 1 <= steps <= gamma:
         raise ValueError(f"denoising steps must lie in 1..{gamma}, one for each draft token at most; got {steps}")
     return (1,) * (steps - 1) + (gamma - steps + 1,)

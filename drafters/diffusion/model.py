@@ -1,9 +1,8 @@
 """The diffusion drafter's network: a small language model over the tokens alone, which denoises a block.
 
 Rows of a block: the anchor x_0, marked by the separator, then x_1 .. x_{gamma-1}, with masks for unknown tokens. Row n
-    predicts x_{n+1}, as in the model from which its layers may start. Context rows see the context before them, block
-    rows the context and the whole block. No context row ever sees a block, so keys and values of the context stay
-    valid.
+predicts x_{n+1}, as in the target. Context rows see the context before them, block rows the context and the whole
+block. No context row sees a block, so keys and values of the context stay valid.
 """
 
 import torch

@@ -1,9 +1,8 @@
 """Shape of an EAGLE-3 head (arXiv 2503.01840), as its checkpoint folder's `config.json` states it.
 
-Three families of folders are read: by the EAGLE authors and SpecForge, which SGLang loads, by ModelOpt, and
-    `speculators` folders, which vLLM loads. They share the names of a Llama's config; `eagle_config` and
-    `transformer_layer_config` are sections of the second and the third. Biases and a head of its own are recognised
-    from the weights (`checkpoint.py`).
+Three families of folders are read: those of the EAGLE authors and SpecForge, which SGLang loads; ModelOpt's, with a
+section `eagle_config`; and speculators', which vLLM loads, with a section `transformer_layer_config`. They share the
+names of a Llama's config. Biases and an own head are recognised from the weights (`checkpoint.py`).
 """
 
 from dataclasses import dataclass
@@ -39,8 +38,7 @@ class EagleConfig(LayerShape):
     """Shape of an EAGLE-3 head.
 
     target_hidden_size: of the target. draft_vocab_size: V', tokens that it can draft; None: all.
-    target_layers: target layers with outputs that it reads, ascending, 0 being the first decoder layer; empty:
-        `layers_of`.
+    target_layers: target layers that it reads, ascending; 0 is the first decoder layer. Empty: `layers_of` decides.
     norm_before_residual: the residual is the normed state. norm_output: the next step reads the normed state.
     tied: the head is the embedding. gamma: tokens of a chain in training; a longer one can be drafted.
     Texts longer than max_positions are drafted for as well.
@@ -131,7 +129,7 @@ def target_layers(config: dict[str, Any]) -> tuple[int, ...]:
 
 
 def check_supported(config: dict[str, Any]) -> None:
-    """Raise CheckpointError naming computations of the head that are not built here."""
+    """Raise CheckpointError naming unsupported fields of the head."""
     used = [f"{key} ({what})" for key, what in UNSUPPORTED.items() if config.get(key)]
     if (activation := config.get("hidden_act") or "silu") != "silu":
         used.append(f"hidden_act {activation!r}")

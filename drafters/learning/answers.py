@@ -88,7 +88,6 @@ class AnswerStore:
         return True
 
     def close(self) -> None:
-        """Close the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -137,7 +136,6 @@ class AnswerReader:
 
 
 def segment_path(folder: Path, number: int) -> Path:
-    """Return the file of a segment."""
     return folder / f"{number:08}.jsonl"
 
 

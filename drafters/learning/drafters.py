@@ -30,7 +30,7 @@ from .gate import Followed, follow
 from .start import FROM_TARGET
 
 KEPT = 2
-"""Number of kept candidates older than the one in use, to go back to, and of newer ones."""
+"""Candidates kept that are older than the one in use, to return to, and as many newer ones."""
 
 
 class Drafters:
@@ -117,7 +117,7 @@ def offer(folder: Path, drafters: Path, name: str) -> None:
 
 
 def prune(drafters: Path, state: ServerState, newest: str, *, keep: str | None = None) -> None:
-    """Delete refused candidates, and all but the last ones before and after the one in use. keep: the run's first
+    """Delete refused candidates, and all but the newest `KEPT` before and after the one in use. keep: the run's first
     drafter, which has its shape."""
     used, there = state.in_use or newest, sorted(os.listdir(drafters))
     older, newer = [n for n in there if n < used], [n for n in there if n > used]

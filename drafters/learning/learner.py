@@ -38,21 +38,21 @@ from .supply import MORE, PROMPTS, Item, Supply, general_answers
 
 LEAST_ANSWERS = 24
 GENERAL_EVERY, GENERAL_AFTER_LOSS, GENERAL_AIM = 4, 2, 0.93
-"""One step in GENERAL_EVERY trains on a general answer; one in GENERAL_AFTER_LOSS after a gate with tau on them below
-GENERAL_AIM times that of the drafter in use. The gate refuses candidates that get much worse on general answers."""
+"""One step in GENERAL_EVERY trains on a general answer, or one in GENERAL_AFTER_LOSS after a gate where the trained
+weights' tau on them is below GENERAL_AIM times the best drafter's. The gate refuses candidates that are much worse."""
 BISECTIONS = 3
-"""Tried mixtures with the first drafter, to find the largest share of trained weights that reaches the aim."""
+"""Mixtures with the first drafter that are tried, to find the largest share of trained weights that reaches the aim."""
 FIRST_GATE, GATE_EVERY = 60, 150
 """Steps of a run before its first gate, and between gates."""
 LOOK_EVERY = 20
 """Steps between looks at new answers and at the server's state."""
 GATE_TOKENS = 4096
-"""Answer tokens that the gate follows at most, the newest."""
+"""Answer tokens that the gate follows, the newest; more where they are of too few prompts."""
 PATIENCE, BETTER, GROWTH = 6, 1.005, 1.1
-"""After this many gates without a candidate, or without a tau this many times the best of the run, the learner waits
-until its answers have grown by the last factor."""
+"""After PATIENCE gates in a row with neither a candidate nor a tau of BETTER times the run's best, the learner waits
+until its answers have grown by GROWTH."""
 READ_AT_ONCE = 16
-"""Answers read between two checks whether to continue."""
+"""Answers that the target reads at a time."""
 PAUSE = 0.5
 
 
@@ -62,7 +62,7 @@ class Forgotten(Exception):
 
 @dataclass
 class Patience:
-    """Gates in a row without a candidate, the best tau of the run, and answers to wait for; 0: none."""
+    """Gates in a row without progress, the best tau of the run, and answers to wait for; 0: none."""
 
     fruitless: int = 0
     best_tau: float = 0.0
@@ -265,7 +265,6 @@ class Learner:
         return model
 
     def _step(self, run: DraftRun[Any]) -> None:
-        """Train one step."""
         began, anchors = time.process_time(), run.anchors
         sequence, generator = self._next_sequence(run.step), torch.Generator().manual_seed(run.step)
         low, high = anchor_range(sequence)
@@ -359,7 +358,7 @@ class Learner:
         return self.drafters.follow_once(name, {kept.entries[i].digest: partial(kept.__getitem__, i) for i in numbers})
 
     def _gate_items(self) -> list[Item]:
-        """Return the newest held-out answers."""
+        """Return the newest held-out answers, as `GATE_TOKENS` says."""
         chosen: list[Item] = []
         room = GATE_TOKENS
         for item in reversed(self.supply.held_out):

@@ -40,7 +40,6 @@ def step_aside() -> None:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="learner", description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", required=True, type=Path, help="the learner's folder, where answers/ is written to")
     parser.add_argument("--target", required=True, help="Hugging Face folder of the target")

@@ -50,7 +50,6 @@ class LearnerProgress:
         self.numbers.error = ""
 
     def phase(self, phase: str) -> None:
-        """Enter a phase."""
         if phase != self.numbers.phase:
             self.numbers.phase = phase
             self.write()
@@ -61,7 +60,6 @@ class LearnerProgress:
             self.write()
 
     def write(self) -> None:
-        """Write learner.json."""
         self.numbers.at, self._written = round(time.time(), 3), time.monotonic()
         replace({self.folder / "learner.json": json.dumps(asdict(self.numbers)) + "\n"}, 0o600)
 

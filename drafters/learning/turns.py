@@ -67,7 +67,7 @@ class Turns:
         return [self.folder, *known]
 
     def next(self, *, besides: Path | None = None) -> Path | None:
-        """Return the learner with most new answers; without new ones, the one that has waited longest for its turn."""
+        """Return the learner with most new answers, else the unfinished one with the oldest turn, else None."""
         candidates = []
         for folder in self.learners():
             turn = self._turn(folder)
@@ -77,7 +77,6 @@ class Turns:
         return max(candidates)[-1] if candidates else None
 
     def take(self, folder: Path) -> None:
-        """Let a learner take one turn."""
         turn, self._number = self._turn(folder), self._number + 1
         turn.number, gates = self._number, 0
 

@@ -55,7 +55,7 @@ def gates(config: MtpConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torc
 
 
 def is_carried(folder: str | Path) -> bool:
-    """Return True if a target's folder has an MTP layer of an architecture that is built here."""
+    """Return True if a target's folder has a supported MTP layer."""
     try:
         return bool(stored_shapes(folder, MtpConfig.from_json(read_json(folder))))
     except CheckpointError:
@@ -84,8 +84,7 @@ def canonical(name: str, config: MtpConfig) -> str | None:
 
 
 def check_folder(folder: str | Path) -> MtpConfig:
-    """Return the shape of the layer in a target's folder; raises CheckpointError where it is missing or not built
-    here."""
+    """Return the shape of the layer in a target's folder; raises CheckpointError where it is missing or unsupported."""
     config = MtpConfig.from_json(read_json(folder))
     stored = stored_shapes(folder, config)
     if not stored:

@@ -69,7 +69,7 @@ LAYOUTS = {
     "Qwen3_5MoeForConditionalGeneration": QWEN,
     "Glm4MoeForCausalLM": GLM,
 }
-"""Architectures with an MTP layer that is built here."""
+"""Architectures with a supported MTP layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,5 +172,5 @@ def experts_of(fields: Fields, layout: MtpLayout) -> ExpertsConfig:
 
 
 def has_layout(config: Mapping[str, Any]) -> bool:
-    """Return True if a `config.json` is that of a target with an MTP layer that is built here."""
+    """Return True if a `config.json` names an architecture with a supported MTP layer."""
     return next(iter(config.get("architectures") or ()), "") in LAYOUTS

@@ -54,7 +54,7 @@ class CompiledLayers:
         self.decoder = Decoder(prepared, pools, model.norm.weight, angles)
 
     def forward(self, ids: torch.Tensor, slots: torch.Tensor, batch: FlatBatch) -> torch.Tensor:
-        """`ModuleLayers.forward`."""
+        """Run N tokens, as `ModuleLayers.forward`."""
         hidden, _ = self.decoder.forward(self.embedding[ids], batch.positions, slots, batch)
         return hidden
 
@@ -119,7 +119,7 @@ class ModuleLayers:
             target.model.set_attn_implementation(ATTENTION)
         self.target, self.size = target, size
         self.pools: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # by layer, [size, Hkv, D]
-        # four dimensions: transformers makes no mask of its own then
+        # With four dimensions, transformers makes no mask of its own.
         self.unmasked = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=target.device)
 
     def forward(self, ids: torch.Tensor, slots: torch.Tensor, batch: FlatBatch) -> torch.Tensor:
@@ -147,7 +147,7 @@ class ModuleLayers:
 
 
 def flat_layers(target: TargetModel, slots: int, longest: int) -> CompiledLayers | ModuleLayers:
-    """Return the fastest way that supports this target."""
+    """Return the fastest layers that support this target."""
     if target.device.type != "cpu" or target.has_adapter:
         return ModuleLayers(target, slots)
     try:

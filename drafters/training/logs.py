@@ -38,8 +38,8 @@ UNKNOWN_TEMPERATURE = 1.0
 
 @dataclass
 class LogReader:
-    """Makes token ids of logged answers, in the target's chat template. skipped: counts valid lines that are of no use
-    here, by reason."""
+    """Converts logged answers to token ids, in the target's chat template. skipped: valid but unusable answers, counted
+    by reason."""
 
     target: TargetModel
     skipped: Counter[str] = field(default_factory=Counter)
@@ -187,8 +187,8 @@ def agreement(sequence: Sequence, temperature: float) -> float:
 
 
 def under_rules(sequence: Sequence, temperature: float) -> Sequence:
-    """Return an answer with the target's distribution under its request's rules, such as a grammar: certain of tokens
-    that it would not write without them."""
+    """Return an answer with the target's distribution under its request's rules, such as a grammar: tokens that it
+    would not write without them get probability 1."""
     forced, ids, probs = ~_likely(sequence, temperature), sequence.top_ids.clone(), sequence.top_probs.clone()
     ids[forced, 0] = sequence.tokens[sequence.prompt :][forced].to(ids.dtype)
     probs[forced] = torch.eye(1, probs.shape[1], dtype=probs.dtype)
@@ -196,6 +196,6 @@ def under_rules(sequence: Sequence, temperature: float) -> Sequence:
 
 
 def _likely(sequence: Sequence, temperature: float) -> torch.Tensor:
-    """[S - prompt] bool, the tokens that the target would write: its likeliest at 0, else one of the likeliest."""
+    """Return [S - prompt] bool, tokens that the target would write: its likeliest at 0, else one of the likeliest."""
     likely = sequence.top_ids[:, :1] if temperature == 0 else sequence.top_ids
     return (sequence.tokens[sequence.prompt :, None] == likely).any(-1)

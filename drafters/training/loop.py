@@ -101,7 +101,7 @@ def learn_from(
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Run backward from the hidden states [A, size, d] of a step's blocks; losses are means over weighted positions.
 
-    A drafter of paths learns its candidates and its paths alike; the log describes the paths, from which it drafts.
+    A drafter that draws paths learns its candidates and its paths; the scalars are of the paths.
     Returns scalars that are still on the device, so that a step does not wait.
     """
     head, labels = model.markov_head, step.labels

@@ -33,7 +33,7 @@ class MaskedStep:
 
 def masked_anywhere(blocks: int, size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """Return [blocks, size] bool, tokens masked with each block's own probability t, and their weights 1/t. The t are
-    spread evenly over 1/size .. 1: below it most blocks would have no mask, and few would weigh very much."""
+    spread evenly over 1/size .. 1: with less most blocks would have no mask, and the rest would weigh very much."""
     place = (torch.randperm(blocks, generator=generator) + torch.rand(blocks, generator=generator)) / blocks
     t = (1 + (size - 1) * place) / size
     masked = torch.rand(blocks, size, generator=generator) < t[:, None]

@@ -88,8 +88,7 @@ def measure(
     seed: int = 0,
     steps: Steps = walk,
 ) -> list[Acceptance]:
-    """Return the acceptance of each arm along the same answers, which the target wrote at `temperature`, by these
-    steps."""
+    """Return the acceptance of each arm along the same answers, which the target wrote at `temperature`."""
     followed = []
     for arm in arms:
         model = load_drafter(arm.folder, target, target.embedding.dtype).to(target.device)

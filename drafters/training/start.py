@@ -48,8 +48,8 @@ def copy_layer(layer: DraftLayer, source: Any, *, qk_norm: bool = False) -> None
 
 @torch.no_grad()
 def start_eagle(model: EagleModel, target: TargetModel) -> None:
-    """Copy the target's last layer, which reads the features as well as the embeddings, and its last norm. `fc` becomes
-    the identity on the last feature, which predicts the token that the row pairs it with."""
+    """Copy the target's last layer, as the part that reads features, and its last norm. Weights that read embeddings
+    stay random. `fc` becomes the identity on the last feature."""
     source = target.model.model.layers[-1]
     check_shape(model.config, source)
 
@@ -120,8 +120,8 @@ def start_markov(
 
     It counts the target's likely tokens in the stored sequences `numbers`, and the tokens of further `answers`. By
     previous token this is a table of at most V rows, and fitting a rank-r softmax to it takes seconds; learnt along
-    with the backbone the same table takes a hundred thousand anchors. Iterations are few, because more would fit the
-    rare rows by heart. The backbone's logits start `QUIET` times as large, so that they do not override the table.
+    with the backbone the same table takes a hundred thousand anchors. More iterations would overfit the rare rows. The
+    backbone's logits start `QUIET` times as large, so that they do not override the table.
     Without a sequential head it returns 0.
     device: where it is fitted.
     """

@@ -32,8 +32,8 @@ WORD = re.compile("[Ġ▁]([a-z]{5,12})")
 
 
 def drawn_openings(tokenizer: Any, count: int, seed: int) -> list[str]:
-    """Return `count` openings, some "": phrases of openings.txt, with a random word for a final "…". A target that is
-    left alone asks about few things; a phrase and a word lead it elsewhere every time."""
+    """Return `count` openings, some "": phrases of openings.txt, with a random word for a final "…". Without openings a
+    target asks about few things."""
     phrases = ["", *resources.files(__package__).joinpath("openings.txt").read_text("utf-8").splitlines()]
     words = sorted(match[1] for token in tokenizer.get_vocab() if (match := WORD.fullmatch(token)))
     draw = random.Random(seed)

@@ -5,8 +5,7 @@ be computed teacher-forced; walking the answer from its first token with these r
 
 This also works at higher temperatures, on an answer the target drew at that temperature. Speculative sampling outputs x
 with the target's chance p(x) and accepts a draft of it with min(p(x), q(x)) (Leviathan et al. 2023). So given the
-output x, the draft was accepted with chance min(1, q(x) / p(x)); drawing that at every position of the answer walks it
-as decoding would have.
+output x, the draft was accepted with chance min(1, q(x) / p(x)); drawing this at every position reproduces decoding.
 """
 
 from collections.abc import Callable, Iterable

@@ -299,7 +299,7 @@ def accept(
 
 
 def _columns(vocab: torch.Tensor, width: int) -> torch.Tensor:
-    """[V] int32, the column of each of the target's tokens in q; -1: the drafter lacks it."""
+    """Return [V] int32, the column of each of the target's tokens in q; -1: the drafter lacks it."""
     numbers = torch.arange(len(vocab), dtype=torch.int32, device=vocab.device)
     return torch.full((width,), -1, dtype=torch.int32, device=vocab.device).scatter_(0, vocab, numbers)
 

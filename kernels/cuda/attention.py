@@ -1,7 +1,7 @@
 """Flat attention: ragged queries over a paged cache, whose lengths the host need not know; see `kernels/attention.py`.
 
-The rows of a tile are queries of one request times the heads that share a KV head, so that a key is read once for all
-of them: 8 verified tokens of 4 grouped heads fill 32 rows of a tensor core's 16 by 16. A program reads keys and values
+The rows of a tile are queries of one request times the heads that share a KV head, so a key is read once for all of
+them. 8 verified tokens of 4 grouped heads fill 32 rows, two tiles of a tensor core. A program reads keys and values
 of its KV head and its share of the positions once: 4 * D bytes a position in half precision, plus 4 of page table. Rows
 of D numbers are contiguous, so every load is 16 bytes wide though slots are scattered. Tensor cores multiply powers of
 two: heads of other sizes are padded with zeros in registers, which takes no memory traffic.
@@ -21,8 +21,8 @@ from .operators import fake, operator
 PROGRAMS = 528
 """Least programs wanted: four for each of an H100's 132 multiprocessors, so that their loads overlap."""
 LEAST = 512
-"""Least positions of a split: 512 KB / 4 of keys and values at D = 128. The partial sums of 64 rows (33 KB, written and
-read) are a quarter of that."""
+"""Least positions of a split: 256 KB of keys and values at D = 128. The partial sums of 64 rows, 33 KB written and read
+again, are a quarter of that."""
 MOST_SPLITS = 32
 MOST_SUMS = 64 * 128
 """Most numbers of a tile's sums, to stay in registers; further queries take another tile and read keys from L2."""
@@ -154,7 +154,7 @@ def merge_kernel(
 
 
 def splits_for(requests: int, tiles: int, kv_heads: int, context: int, dtype: torch.dtype) -> int:
-    """A power of two, by shapes alone."""
+    """Return the number of splits, a power of two, from shapes alone."""
     if dtype == torch.float32:
         return 1
     wanted = triton.cdiv(PROGRAMS, max(1, requests * tiles * kv_heads))
@@ -162,7 +162,7 @@ def splits_for(requests: int, tiles: int, kv_heads: int, context: int, dtype: to
 
 
 def wide(dim: int) -> int:
-    """Columns that a head of `dim` numbers takes of a tile: a power of two, 16 at least, as tensor cores want it."""
+    """Return a head's columns in a tile: `dim`, rounded up to a power of two of at least 16 for the tensor cores."""
     return max(16, triton.next_power_of_2(dim))
 
 
@@ -176,7 +176,7 @@ def tile_for(rows: int, dim: int, exact: bool) -> tuple[int, int]:
 
 
 def warps_for(rows: int, dim: int) -> int:
-    """Warps per program: enough to keep its sums in registers (`tests/support/compiled_kernels.py` measures it)."""
+    """Return the warps that keep a program's sums in registers (measured by `tests/support/compiled_kernels.py`)."""
     return 8 if rows * wide(dim) >= MOST_SUMS else 4
 
 

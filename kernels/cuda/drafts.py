@@ -89,7 +89,7 @@ def choose(
     found: torch.Tensor, found_lens: torch.Tensor, found_chances: torch.Tensor, drafted: torch.Tensor,
     drafted_lens: torch.Tensor, drafted_chances: torch.Tensor, threshold: float, ratio: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Tokens, lens, confidence and looked_up of `LookupFirst`. R lookups have gamma tokens, R drafts at most gamma."""
+    """Return tokens, lens, confidence and looked_up for R lookups of gamma tokens and R drafts of at most gamma."""
     requests, gamma = found.shape
     made = _chosen(found, found_lens, found_chances)
     if requests:

@@ -93,7 +93,7 @@ def lookup(
     anchors: torch.Tensor, temperatures: torch.Tensor, by_length: torch.Tensor, by_odds: torch.Tensor,
     by_temperature: torch.Tensor, min_match: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Tokens [R, gamma] int64, lengths [R] int64 and confidences [R, gamma] float32, as in `NgramDrafter`."""
+    """Return tokens [R, gamma] int64, lengths [R] int64, confidences [R, gamma] float32, as in `NgramDrafter`."""
     requests, gamma = len(rows), by_length.shape[1]
     tokens, lens = anchors.new_empty(requests, gamma), torch.empty_like(anchors)
     confidence = by_length.new_empty(requests, gamma)

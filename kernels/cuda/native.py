@@ -31,5 +31,5 @@ def available() -> bool:
 
 
 def fits(*tensors: torch.Tensor) -> bool:
-    """True if the kernels can run: all tensors on CUDA, Triton installed."""
+    """Return True if the kernels can run: all tensors on CUDA, Triton installed."""
     return all(x.device.type == "cuda" for x in tensors) and available()

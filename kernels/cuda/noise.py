@@ -25,7 +25,7 @@ NOBODY = tl.constexpr(2**31 - 1)
 
 
 def chunks(width: int) -> int:
-    """Programs that share a row of `width` columns."""
+    """Return the number of programs that share a row of `width` columns."""
     return max(1, triton.cdiv(width, CHUNK))
 
 

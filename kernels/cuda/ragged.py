@@ -81,7 +81,7 @@ def _(anchors: torch.Tensor, drafts: torch.Tensor, *others: Any) -> tuple[torch.
 def _flattened(
     like: torch.Tensor, requests: int, tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """input_ids, positions, slots [T], qo_indptr [R + 1], request, step [T]: uninitialised int64."""
+    """Return uninitialised int64 input_ids, positions, slots [T], qo_indptr [R + 1], request and step [T]."""
     sizes = (tokens, tokens, tokens, requests + 1, tokens, tokens)
     a, b, c, d, e, f = (like.new_empty(size, dtype=torch.int64) for size in sizes)
     return a, b, c, d, e, f

@@ -23,7 +23,7 @@ SPAN = 128
 COARSE = tl.constexpr(1 << 16)
 """Bits to which the k-th largest span is found: a 128th of w."""
 SURE = tl.constexpr(1e-4)
-"""Least share of the mass outside top-p for which rounding cannot change which tokens are surely out."""
+"""Least 1 - top_p from which `bound` uses top-p; below it, rounding could drop a token that stays."""
 WARPS = 16
 """Warps that search one row: two numbers of a block per thread, with counts and sums in registers."""
 ONE = tl.constexpr(0x3F800000)  # the bits of 1.0, the largest w

@@ -2,7 +2,7 @@
 
 
 def activate() -> str | None:
-    """Name our platform to SGLang where there is no GPU; on a GPU, SGLang's own platform is right.
+    """Return our platform's name where there is no GPU; None: SGLang's own.
 
     SGLang calls this in every process before it imports the rest of itself, so the torchvision stub is installed here.
     torch is imported only here: command lines import this package, and must answer at once.

@@ -1,7 +1,7 @@
 """SGLang's attention backends on NVIDIA GPUs: which of them verify requests of different lengths, in windows too.
 
-All the rest compute gamma + 1 rows for every request, and would read and write beyond the batch. By reading of SGLang
-0.5.23: `flashattention_backend.py` and `trtllm_mha_backend.py` follow `RaggedVerifyLayout`, the latter where it runs
+All the rest compute gamma + 1 rows for every request, and would read and write beyond the batch. In SGLang 0.5.23,
+`flashattention_backend.py` and `trtllm_mha_backend.py` follow `RaggedVerifyLayout`, the latter where it runs
 its sm_100 kernels and not XQA, and without a cap on scores; `triton_backend.py` computes gamma + 1 rows. `flashinfer`
 is ours on top of SGLang's (`cuda/flashinfer.py`), which plans without a model's cap on scores (sglang issue 33915).
 `outrider` is all ours (`flat_attention.py`).
@@ -26,7 +26,7 @@ Capability = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Requirements on attention of a model and of how it is served.
+    """Requirements of a model and its serving options on attention.
 
     latent: multi-head latent attention. capped: scores go through tanh. head: size of a head, 0: not known.
     float32: it is computed in 32 bits. narrow: keys and values are cached in 8 bits or fewer.
@@ -45,11 +45,11 @@ class Needs:
 class BackendEntry:
     """One backend.
 
-    It leaves rows after the last request alone, so a step may have a size that is decided before its lengths are known,
-    and run as the graph of that size.
+    It leaves rows after the last request alone, so a step's size may be fixed before its lengths are known, and a graph
+    of that size can run it.
 
     majors: of the compute capabilities that it runs on. capped: capped scores are exact.
-    latent: also for multi-head latent attention, on these majors.
+    latent: majors on which it also computes multi-head latent attention.
     most_head: largest head size; None: as in SGLang. float32: computes in 32 bits, too.
     narrow: reads caches in 8 bits or fewer, as SGLang stores them.
     """
@@ -123,8 +123,7 @@ def commit_states(runner: Any, accept_lens: torch.Tensor) -> None:
 
 
 def buckets_of(runner: Any, width: int) -> TokenBuckets | None:
-    """Return the sizes that steps of requests of `width` tokens are padded to, and the largest one with a captured
-    graph.
+    """Return the sizes to which steps are padded, and the largest with a graph; width: most tokens of a request.
 
     Returns None where a step is exactly as large as its drafts, for which the host waits for the GPU.
     runner: SGLang's model runner of the target. All ranks of tensor parallelism have the same.

@@ -17,7 +17,7 @@ class PluginConfig:
 
     drafter: which drafter proposes tokens; "off": no speculation is set up. gamma: draft tokens per step.
     drafter_path: folder of the drafter's checkpoint; "" for drafters without one.
-    denoising_steps: of a drafter that denoises; 0 steps: its own number.
+    denoising_steps: of a drafter that denoises; 0: its default.
     initial_tokens: the first tokens of each answer, for which no drafter's model drafts.
     lookup_gamma: draft tokens per step of the prompt lookup that replaces a drafter with a checkpoint where text
         repeats itself; 0: no lookup.

@@ -56,8 +56,8 @@ def end(worker: Any) -> None:
 
 
 class TimedDrafter(FixedDrafter):
-    """Runs a drafter's model for all requests, but drafts other tokens: by `graphs`, if there are any, with prompt
-    lookup, else without. On a GPU every other step runs without: the difference is the time of a draft."""
+    """Runs a drafter's model for all requests, but drafts other tokens. `graphs`, if there are any, include prompt
+    lookup. On a GPU every other step runs no model: the difference is the time of a draft."""
 
     def __init__(self, served: Drafter, vocabulary: int, graphs: DraftGraphs | None = None):
         super().__init__(served.gamma, vocabulary)

@@ -1,4 +1,4 @@
-"""Changes to SGLang that must succeed: by itself SGLang logs a failing hook or plugin, and goes on."""
+"""Changes to SGLang that must succeed: SGLang itself only logs a failing hook or plugin."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

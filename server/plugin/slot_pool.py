@@ -18,7 +18,7 @@ class SlotPool:
         """Return a pool of these tensors; None without tensors.
 
         If their number is odd, the first is added twice: SGLang takes the first half of all buffers for keys, the
-            second for values.
+        second for values.
         """
         return cls(tensors + tensors[: len(tensors) % 2], page_size) if tensors else None
 

@@ -1,4 +1,4 @@
-"""A way into the running worker from the HTTP process: SGLang's internal-state messages carry ours as well."""
+"""Lets the HTTP process query and command the running worker, by SGLang's internal-state messages."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -18,7 +18,7 @@ FAILED = {"outrider_failed": True}
 
 
 class EngineFailed(RuntimeError):
-    """The engine goes on serving, but failed at a question or a command; its log has the cause."""
+    """The engine failed at a question or a command, but still serves; its log has the cause."""
 
 
 def register() -> None:
@@ -96,8 +96,8 @@ def _use(scheduler: Any, folder: str) -> None:
 
 
 async def _answered(question: Coroutine[Any, Any, T]) -> T:
-    """Wait for the engines' answer, even if the caller is cancelled: SGLang would take a late answer for that to the
-    next question, which the engine gets after it."""
+    """Wait for the engines' answer, even if the caller is cancelled: SGLang would take a late answer for the next
+    question's."""
     return await asyncio.shield(asyncio.ensure_future(question))
 
 

@@ -1,8 +1,8 @@
 """The target's forward of a verify batch, from tokens to logits, without SGLang's batch objects.
 
-These objects serve other models and machines: pipelines, graphs, gathered logits. Making them takes longer than their
-    decisions save. `direct_forward` leaves SGLang's own forward in place where it meets an unknown feature; both run
-    the same operations and give the same bits.
+Making these objects, which serve pipelines, graphs and gathered logits, takes time in every step. `direct_forward`
+leaves SGLang's own forward in place where it meets an unknown feature; both run the same operations and give the same
+bits.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class DirectForward:
 
     @property
     def stands(self) -> bool:
-        """True while cache and angles are the ones it was made with."""
+        """True while the cache and angles that it was made with are in use."""
         return self.backend.token_to_kv_pool is self.pool and self.rope.cos_sin_cache is self.angles
 
     def verify(

@@ -9,11 +9,11 @@ import threading
 import time
 
 SECONDS = 300.0
-"""Returning some hundred MB, and getting them again, takes a tenth of a second or two each."""
+"""Between two calls: returning some hundred MB and getting them again takes 0.1 to 0.2 s each."""
 
 
 def give_back_free_memory(every: float = SECONDS) -> None:
-    """Return free memory `every` so often (seconds), in a thread of its own, if the C library can."""
+    """Return free memory every `every` seconds, in a separate thread, if the C library can."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is None:
         return

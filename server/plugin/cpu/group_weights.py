@@ -2,7 +2,7 @@
 
 A weight is (q - z) * s with one zero point and one scale for each group of neighbours in depth (arXiv:2306.00978,
 arXiv:2210.17323). Both methods pack eight codes into an int32: AWQ along the outputs in a special order, GPTQ along the
-depth, its zero points along the outputs and, in the first format, as z - 1.
+depth. GPTQ packs zero points along the outputs, in its first format as z - 1.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
 """Qwen's image models on a CPU: SGLang's class of their text, preceded by SGLang's image part.
 
 A token of an image has three positions: frame, row and column (M-RoPE). In all other tokens they are equal, so decode
-    steps and verification use one, as for text (`image_tokens.rotary_positions`). A prompt with images runs layer by
-    layer, with its own table of angles: each pair of numbers of a head is rotated by one of the three positions.
+steps and verification use one, as for text (`image_tokens.rotary_positions`). A prompt with images runs layer by layer,
+with its own table of angles: each pair of numbers of a head is rotated by one of the three positions.
 """
 
 import functools

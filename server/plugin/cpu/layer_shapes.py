@@ -9,7 +9,7 @@ from .mapped import mapped_zeros
 
 
 def fit(pool: Any, model: torch.nn.Module) -> None:
-    """Give each attention layer of a model keys and values of its own shape in SGLang's pool, which has one for all."""
+    """Give each attention layer keys and values of its shape in SGLang's pool, which has one shape for all."""
     for layer in model.modules():
         if not isinstance(layer, RadixAttention):
             continue

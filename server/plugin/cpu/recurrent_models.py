@@ -49,8 +49,8 @@ def _as_it_is(original: Callable[..., Any], runner: Any, backend: Any) -> Any:
 
 
 def _with_layers(original: Callable[..., None]) -> Callable[..., None]:
-    """Let SGLang's configuration read the fields that Transformers writes today. These are a list of layers in place of
-    their interval, and all rotary parameters in one dictionary."""
+    """Let SGLang's configuration read the fields that Transformers writes today: a list of layers instead of their
+    interval, and one dictionary of rotary parameters."""
 
     def init(self: Any, *args: Any, layer_types: list[str] | None = None, **fields: Any) -> None:
         rope = fields.get("rope_parameters") or {}

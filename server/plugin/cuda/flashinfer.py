@@ -23,8 +23,8 @@ from .flashinfer_plan import PAGE, FlashInferPlan, plan_verify, slots_for_tile
 from .readback import Readback
 
 PLAN_BYTES = 1 << 20
-"""Bytes of a plan, on the device and pinned on the host: 17 for every row and slot, and no bucket has 60,000.
-FlashInfer's own 8 MB would be taken by every bucket."""
+"""Bytes of a bucket's plan, on the device and pinned on the host; FlashInfer's default is 8 MB. A plan takes 17 for
+every row and slot, and no bucket has 60,000 of them."""
 
 
 class RaggedFlashInferBackend(FlashInferAttnBackend):
@@ -64,7 +64,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
     def init_cuda_graph_state(
         self, max_bs: int, max_num_tokens: int, kv_indices_buf: torch.Tensor | None = None
     ) -> None:
-        """max_bs: slots of the largest graph; each lists the positions of a context at most."""
+        """Allocate buffers. max_bs: slots of the largest graph; each lists the positions of a context at most."""
         device, positions = self.workspace_buffer.device, max_bs * self.max_context_len + max_num_tokens
         first = kv_indices_buf if kv_indices_buf is not None else _zeros(positions, device)
         self.cuda_graph_kv_indices = [first] + [_zeros(positions, device) for _ in range(self.num_wrappers - 1)]
@@ -97,7 +97,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
             )
         wrappers, slots = self._buckets[tokens]
         self._plan_all(wrappers, forward_batch, layout, slots)
-        if in_capture:  # kernels are chosen: later, SGLang's faster plan copies no lengths from the device
+        if in_capture:  # kernels are chosen: SGLang's faster plan then copies no lengths from the device
             for wrapper in wrappers:
                 wrapper.begin_forward = partial(flashinfer_backend.fast_prefill_plan, wrapper)
 
@@ -125,7 +125,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
             self._begin(wrapper, plan, self._cached_slots(wrapper, index, plan, rows), window)
 
     def _cached_slots(self, wrapper: Any, index: int, plan: FlashInferPlan, rows: torch.Tensor) -> torch.Tensor:
-        """[plan.kv_indptr[-1]] int32, in the wrapper's own buffer where a graph reads it."""
+        """Return cached slots [plan.kv_indptr[-1]] int32, in the wrapper's own buffer where a graph reads them."""
         device, total = rows.device, int(plan.kv_indptr[-1])
         if wrapper.is_cuda_graph_enabled:
             found = self.cuda_graph_kv_indices[index][:total]
@@ -139,7 +139,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
         return found
 
     def _begin(self, wrapper: Any, plan: FlashInferPlan, cached_slots: torch.Tensor, window: int) -> None:
-        """Split-KV stays on: without it, blocks of a graph that a batch does not need read out of bounds."""
+        """Plan. Split-KV stays on: without it, blocks of a graph that a batch does not need read out of bounds."""
         heads, slots = self.indices_updater_prefill, len(plan.kv_lens)
         on_host = [plan.qo_indptr, plan.kv_indptr, np.ones(slots, dtype=np.int32)]
         qo_indptr, kv_indptr, last_page = (self._staged(numbers) for numbers in on_host)
@@ -189,7 +189,7 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
         return wrapper
 
     def _graph_slots(self, tokens: int, forward_batch: Any) -> int:
-        """Slots of a graph's plans: SGLang's number, or more if this gives smaller tiles and fits in memory."""
+        """Return the slots of a graph's plans: SGLang's, or more if that gives smaller tiles and fits in memory."""
         heads, slots = self.indices_updater_prefill, int(forward_batch.batch_size)
         more = slots_for_tile(
             tokens,
@@ -202,8 +202,8 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
         return more if needed <= self._workspace.numel() else slots
 
     def _workspace_bytes(self, slots: int, tokens: int, device: torch.device) -> int:
-        """Bytes for partial results of the largest bucket. FlashInfer reserves them for packed rows, too many by the
-        factor of grouped heads (its pull request 5177)."""
+        """Return bytes for a bucket's partial results. FlashInfer reserves them for packed rows, too many by the factor
+        of grouped heads (its pull request 5177)."""
         heads = self.indices_updater_prefill
         return int(
             self._full_cg_prefill_workspace_bytes(

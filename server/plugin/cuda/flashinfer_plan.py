@@ -1,9 +1,9 @@
 """FlashInfer's plan of a ragged verification: the rows and cached positions of each request.
 
-FlashInfer's fa2 kernels cut a request's keys into chunks, and both the plan (on the host) and the kernel (from its own
-copy of the lengths) count them to locate partial results: `PrefillSplitQOKVIndptr` of its scheduler.cuh,
-`num_kv_chunks` of its prefill.cuh, 0.6.15. So an upper bound of a cached length is not enough: with more chunks in the
-plan than in the kernel, it merges partial results of another chunk. Lengths are exact here.
+FlashInfer's fa2 kernels cut a request's keys into chunks. Both the plan (on the host) and the kernel (from its own copy
+of the lengths) count them to locate partial results: `PrefillSplitQOKVIndptr` of its scheduler.cuh, `num_kv_chunks` of
+its prefill.cuh, 0.6.15. So an upper bound of a cached length is not enough: with more chunks in the plan than in the
+kernel, it merges partial results of another chunk. Lengths are exact here.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class FlashInferPlan:
 
     @property
     def kv_lens(self) -> np.ndarray:
-        """[S] int32."""
+        """Cached positions of each slot, [S] int32."""
         return np.diff(self.kv_indptr)
 
 
@@ -72,7 +72,7 @@ def tile_rows(packed: int, head_dim: int) -> int:
 
 
 def slots_for_tile(tokens: int, slots: int, *, width: int, group: int, head_dim: int) -> int:
-    """Slots with which a graph's tiles are no larger than a request of `width` queries needs: `slots` or more.
+    """Return how many slots, at least `slots`, keep a graph's tiles as small as a request of `width` queries needs.
 
     FlashInfer does not know the longest possible request. For a graph it takes the tile for a request with all rows
     except one per remaining slot. Additional empty slots make that request shorter.

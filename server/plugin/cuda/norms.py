@@ -20,5 +20,5 @@ def rmsnorm(original: Norm, x: torch.Tensor, weight: torch.Tensor, eps: float) -
 
 
 def gemma_rmsnorm(original: Norm, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The same with weights stored as differences from 1."""
+    """Return the same for weights stored as differences from 1."""
     return original(x, weight, eps) if x.dtype != torch.float32 else F.rms_norm(x, weight.shape, 1 + weight, eps)

@@ -16,7 +16,7 @@ LEAVING = ("fa3", "trtllm_mha")
 
 
 class PaddingRows:
-    """Replaces three methods of an attention backend by its own, which call them."""
+    """Wraps three methods of an attention backend."""
 
     def __init__(self, backend: Any):
         self._prepare, self._prepare_graph = backend.init_forward_metadata, backend.init_forward_metadata_out_graph

@@ -1,7 +1,7 @@
 """Copies and times that a device finishes later; neither the host nor the next step waits for them.
 
-On a GPU the host is a step ahead: between two of its steps the device ends the one before. A step lasts from the end of
-the one before it to its own, on the device's clock. On a CPU it lasts until the next one begins.
+On a GPU the host is a step ahead of the device. A step lasts from the end of the previous step to its own end, on the
+device's clock. On a CPU it lasts until the next one begins.
 """
 
 from __future__ import annotations

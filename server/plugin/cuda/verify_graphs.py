@@ -36,7 +36,7 @@ class VerifyGraphRunner(DecodeCudaGraphRunner):
         return list(buckets.graphs)
 
     def _autotune_buffers(self) -> tuple[Any, int]:
-        """Buffers, and how many requests of gamma + 1 tokens they hold."""
+        """Return the buffers, and how many requests of gamma + 1 tokens they hold."""
         return self.buffers, self.buckets.captured
 
     def _ragged_capture_slots(self, num_tokens: int) -> int:
@@ -75,6 +75,6 @@ class VerifyGraphRunner(DecodeCudaGraphRunner):
 
 
 def shows_hidden_states() -> bool:
-    """True if the drafter reads outputs of the target's layers."""
+    """Return True if the drafter reads hidden states of the target."""
     name = PluginConfig.from_env().drafter
     return name != "off" and registry.find(name).reads_states

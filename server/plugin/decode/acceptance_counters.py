@@ -51,9 +51,9 @@ class AcceptanceCounters:
     def observe(
         self, confidence: np.ndarray, classes: np.ndarray, verify_lens: np.ndarray, accept_lens: np.ndarray
     ) -> None:
-        """confidence: [R, gamma], calibrated. Other arrays: [R]. accept_lens include the target's own token.
+        """Count a step. confidence: [R, gamma], calibrated. Other arrays: [R]. accept_lens: with the target's token.
 
-        Up to `MOST` steps are gathered and counted together, because each call costs more than its few numbers.
+        Up to `MOST` steps are counted together, because each call costs more than its few numbers.
         """
         self._waiting.append((confidence, classes, verify_lens, accept_lens))
         if len(self._waiting) >= MOST:
@@ -79,7 +79,6 @@ class AcceptanceCounters:
         self.watch.count(int(np.count_nonzero(first)), int(np.count_nonzero(outcome[first])))
 
     def flush(self) -> None:
-        """Bring the counters up to date."""
         if self._waiting:
             self._count()
         self.by_position.flush()
@@ -105,7 +104,7 @@ class AcceptanceAlarm:
         self.gauge.set(0)
 
     def count(self, verified: int, accepted: int) -> None:
-        """First-position drafts of one step: how many were verified, how many accepted."""
+        """Count first-position drafts of a step, verified and accepted."""
         self.verified += verified
         self.accepted += accepted
         if self.verified < self.window:

@@ -36,7 +36,7 @@ class HostResult(GenerationBatchResult):
 
 
 class TargetWorker(BaseSpecWorker):
-    """width: gamma + 1, reserved by SGLang per step."""
+    """The worker of a rank. width: gamma + 1, tokens that SGLang reserves per step."""
 
     drafter: Drafter | None = None
     optional: Boundary
@@ -75,7 +75,7 @@ class TargetWorker(BaseSpecWorker):
         check_taken(self._target_worker.model_runner)
 
     def init_cuda_graphs(self) -> None:
-        """SGLang calls it when the target's are captured."""
+        """Capture drafts and compile kernels. SGLang calls this after capturing the target's graphs."""
         runner, table = self._target_worker.model_runner, self.page_table
         self._capture_drafts()
         if not table.is_cpu:

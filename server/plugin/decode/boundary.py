@@ -87,7 +87,7 @@ class Boundary:
 
 
 def _cause(error: Exception) -> str:
-    """One line: the exception, its message, and where it was raised."""
+    """Return one line: the exception, its message, and where it was raised."""
     at = traceback.extract_tb(error.__traceback__)[-1]
     message = " ".join(str(error).splitlines()[:1])
     return f"{type(error).__name__}: {message} ({Path(at.filename).name}:{at.lineno})"

@@ -102,7 +102,6 @@ class BufferedMetrics:
             self.flush()
 
     def flush(self) -> None:
-        """Bring all metrics up to date."""
         for metric in self.buffered:
             metric.flush()
         self.flushed = time.monotonic()

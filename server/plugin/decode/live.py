@@ -15,7 +15,7 @@ CURVE_POINTS = 96
 
 
 def snapshot(metrics: SpeculationMetrics, curve: PlannedCurve | None) -> dict[str, Any]:
-    """Counts since the start, up to the last flush, and the curve of the last step planned.
+    """Return counts since the start, up to the last flush, and the curve of the last planned step.
 
     tokens: committed by decode steps. chunks: forwards that read prompts. sources: for each source, drafts with at
     least one verified token, and tokens accepted. calibration: for each source and bin of confidence, drafted tokens
@@ -45,7 +45,7 @@ def snapshot(metrics: SpeculationMetrics, curve: PlannedCurve | None) -> dict[st
 
 
 def _by_source(totals: np.ndarray) -> np.ndarray:
-    """[sources, counters, n] of a table [counters, sampling * sources * n]."""
+    """Return [sources, counters, n] sums of a table [counters, sampling * sources * n]."""
     values = totals.shape[1] // (len(SAMPLING) * len(SOURCES))
     return totals.reshape(len(totals), len(SAMPLING), len(SOURCES), values).sum(1).transpose(1, 0, 2)
 

@@ -31,8 +31,8 @@ class RowContext:
     request: [B] int64. step: [B] int64, how many drafted tokens precede the row's prediction.
     block: [R, 1 + gamma] int64, the anchor and the drafted tokens; after a prefill only the last prompt token.
     begins: [R] int64, each request's first row. verify_lens: [R] int64, rows after the first.
-    outputs: places [P] of requests, on the host -> tokens [P, W] int64 that each has generated so far, the anchor
-        included, and [P, W] bool, which of them there are.
+    outputs: maps places [P] of requests, on the host, to the tokens [P, W] int64 that each has generated so far, anchor
+        included, and their mask [P, W] bool.
     """
 
     request: torch.Tensor
@@ -71,7 +71,7 @@ class LogitRules:
         self, batch: Any, logits_output: Any, flat: FlatVerify, anchors: torch.Tensor, draft: torch.Tensor,
         seq_lens: torch.Tensor, *, longest: int, exact: bool, barrier: Callable[[], None] | None,
     ) -> torch.Tensor:  # fmt: skip
-        """Logits [B, V] of a verification after the rules; they become those of `logits_output`.
+        """Return logits [B, V] of a verification after the rules, which `logits_output` then has, too.
 
         draft: [R, gamma] int64, the drafted tokens. longest: the host's upper bound of seq_lens. exact: return
         float32 logits even if nothing is added to them; otherwise only the largest of each row is needed.
@@ -109,12 +109,12 @@ class LogitRules:
 
 
 def has_rules(reqs: Sequence[Any], sampling_info: Any) -> bool:
-    """True if `apply_rules` would change anything."""
+    """Return True if `apply_rules` would change anything."""
     return adds_to_logits(sampling_info) or any(req.grammar is not None for req in reqs)
 
 
 def adds_to_logits(sampling_info: Any) -> bool:
-    """True if some request of the batch has a penalty or a bias."""
+    """Return True if some request of the batch has a penalty or a bias."""
     return sampling_info.acc_additive_penalties is not None or sampling_info.logit_bias is not None
 
 
@@ -133,8 +133,8 @@ def apply_rules(
 
 
 def changes_logits(params: Any) -> bool:
-    """True if a request has penalties, a bias or a grammar, which change the acceptance of its drafts. params: its
-    sampling parameters."""
+    """Return True if a request has penalties, a bias or a grammar, which change the acceptance of its drafts. params:
+    its sampling parameters."""
     grammars = params.json_schema, params.regex, params.ebnf, params.structural_tag
     return _is_penalized(params) or bool(params.logit_bias) or any(grammar is not None for grammar in grammars)
 

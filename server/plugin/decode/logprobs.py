@@ -20,7 +20,7 @@ def write_logprobs(logits_output: Any, batch: Any, logits: torch.Tensor, tokens:
 
 
 def write_step_logprobs(logits_output: Any, batch: Any, flat: FlatVerify, tokens: torch.Tensor) -> None:
-    """`write_logprobs` for a decode step's tokens [R, gamma+1]. Columns after a request's last row repeat it and are
+    """Do `write_logprobs` for a decode step's tokens [R, gamma+1]. Columns after a request's last row repeat it and are
     not read."""
     asking = _asking(batch)
     index = upload(asking, tokens.device)
@@ -31,14 +31,14 @@ def write_step_logprobs(logits_output: Any, batch: Any, flat: FlatVerify, tokens
 
 
 def _asking(batch: Any) -> np.ndarray:
-    """Places of the requests that ask for logprobs."""
+    """Return the places of the requests that ask for logprobs."""
     return np.array([place for place, req in enumerate(batch.reqs) if req.return_logprob], dtype=np.int64)
 
 
 def _write(
     logits_output: Any, batch: Any, asking: np.ndarray, index: torch.Tensor, logits: torch.Tensor, tokens: torch.Tensor
 ) -> None:
-    """Logprobs [R, W] of tokens [R, W], 0 for requests that do not ask.
+    """Write logprobs of tokens [R, W], 0 for requests that do not ask.
 
     asking, index: [A], places of requests that ask, on the host and the device. logits: [A * W, V], of these requests.
     """

@@ -83,7 +83,6 @@ class SpeculationMetrics(BufferedMetrics, OptionalPart):
         self.planner_seconds.observe(drafts.planner_seconds)
 
     def count(self, drafts: StepDrafts) -> None:
-        """Count the tokens of a step."""
         budget, requests = drafts.step.budget.tokens, len(drafts.classes)
         verified = sum(drafts.verify_lens.tolist())  # Python's sums are faster for a few numbers
         accepted = sum(drafts.accept_lens.tolist()) - requests

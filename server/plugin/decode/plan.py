@@ -43,7 +43,7 @@ class StepPlanner:
     """Runs the planner around each decode step: requests a budget before it, reports outcomes after it.
 
     calibration: of the drafter's confidences; None takes them as they are. device: of the steps' tensors.
-    buckets: sizes of which a step has one; None: any. block, draft_sizes: as in `Planner`.
+    buckets: sizes that a step may have; None: any. block, draft_sizes: as in `Planner`.
     corrects: outcomes correct the calibration of the model's drafts while serving (`Drafter.assesses_itself`).
     parts: receive the outcomes, `metrics` among them; None: `metrics` alone.
     """
@@ -119,7 +119,7 @@ class StepPlanner:
         return buckets.round_up(len(view.rows) + min(budget.tokens, planned) + others)
 
     def least_bucket(self, requests: int) -> int | None:
-        """Tokens of a step that verifies anchors alone; None: as many as requests."""
+        """Return the tokens of a step that verifies anchors alone; None: as many as requests."""
         return None if self.buckets is None else self.buckets.round_up(requests)
 
     def admit(self, step: Step, draft: Draft, draft_seconds: float | None) -> Admission:
@@ -165,7 +165,7 @@ class StepPlanner:
         return classes, self.calibration.parameters(confidence.shape[1], confidence.device)
 
     def finish(self, admission: Admission, accept_lens: torch.Tensor) -> None:
-        """A step's tokens are decided: accept_lens [R], the bonus token included."""
+        """Queue a step's outcome. accept_lens: [R], the bonus token included."""
         if self.on_host:
             outcome = self._last = StepDrafts(admission, accept_lens)
         else:
@@ -175,7 +175,7 @@ class StepPlanner:
         self._unread.append(outcome)
 
     def _of_anchors(self, admission: Admission) -> StepDrafts:
-        """The outcome of a step without drafts, which the host knows: one token of each request."""
+        """Return the outcome of a step without drafts, which the host knows: one token of each request."""
         count = len(admission.step.view.rows)
         if len(self._one_each) != count:
             self._none, self._one_each = Draft.nothing(count, self.requests.gamma, "cpu"), torch.ones(count).long()
@@ -195,17 +195,16 @@ class StepPlanner:
         return StepDrafts(replace(admission, **copies), accepted, arrival)
 
     def interrupt(self) -> None:
-        """Requests are prefilled next: the last step of a CPU, and the next one of a GPU, cannot be timed."""
+        """Time neither the last step on a CPU nor the next one on a GPU: requests are prefilled between them."""
         self._last = self._ended = None
         self.flush()
 
     def flush(self) -> None:
-        """Bring the metrics up to date."""
         self._catch_up(self.lag)
         self.parts.flush()
 
     def _catch_up(self, lag: int) -> None:
-        """Read outcomes that have arrived, but of the last `lag` steps, and learn from steps that are over. 0: wait."""
+        """Read arrived outcomes, except of the last `lag` steps, and learn from finished steps. lag 0: wait for all."""
         while len(self._unread) > lag:
             pending = self._unread[0].arrival or self._unread[0].ended
             if pending is not None and lag and not pending.done:
@@ -262,13 +261,13 @@ class StepPlanner:
             self.optional.run("metrics", None, self.metrics.observe_time, seconds, predicted)
 
     def state(self) -> dict[str, Any]:
-        """Everything recorded since `forget`, and the buckets, in types that can be sent to another process."""
+        """Return all records since `forget`, and the buckets, in types that can be sent to another process."""
         self._catch_up(0)
         self.metrics.flush()
         return self.recording.to_lists() | {"buckets": None if self.buckets is None else list(self.buckets.sizes)}
 
     def live(self) -> dict[str, Any]:
-        """Counts since the start, and the planner's view of the last step, for the page."""
+        """Return counts since the start, and the planner's view of the last step, for the page."""
         curve = self.optional.run("planning", None, self._curve)
         self.parts.flush()
         return live.snapshot(self.metrics, curve)
@@ -278,6 +277,5 @@ class StepPlanner:
         return self.planner.curve()
 
     def forget(self) -> None:
-        """Drop all records."""
         self._catch_up(0)
         self.recording.clear()

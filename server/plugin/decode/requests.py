@@ -94,7 +94,7 @@ class RequestTable:
         self.started[at] = time.perf_counter()
         self.generated[at] = 0
         given = [req.sampling_params.sampling_seed for req in reqs]
-        # A seed of our own need not stay: the numbers drawn with it are not needed again.
+        # Seeds of our own need not be kept: numbers drawn with them are not needed again.
         seeds = np.array([secrets.randbits(62) if seed is None else seed for seed in given], dtype=np.int64)
         self.seeds[rows.long()] = upload(seeds, self.device)
         self.given[at] = [seed is not None for seed in given]
@@ -115,12 +115,12 @@ class RequestTable:
             self.limits[:] = 0
 
     def kinds(self, rows: np.ndarray) -> tuple[bool, bool]:
-        """Two flags of the requests in `rows` [R]: a seed alone decides for some; all are greedy or seeded."""
+        """Return whether any request in `rows` [R] is seeded and not greedy, and whether all are greedy or seeded."""
         greedy, given = self.greedy[rows], self.given[rows]
         return bool((given & ~greedy).any()), bool((given | greedy).all())
 
     def entries(self, rows: np.ndarray) -> Entries:
-        """Entries of the requests in `rows` [R], gathered once for consecutive steps of the same ones."""
+        """Return entries of the requests in `rows` [R], gathered once for consecutive steps of the same ones."""
         if self._running is not None and np.array_equal(self._running.view.rows, rows):
             return self._running
         planned, levels, ruled = self.planned[rows], self.levels[rows], self.ruled[rows]
@@ -171,7 +171,7 @@ def rows_and_lengths(batch: Any, width: int) -> tuple[np.ndarray, np.ndarray, in
 
 
 def prefilled_chunks(batch: Any, page_table: torch.Tensor) -> Prefilled:
-    """The chunks of prompts that a prefill batch has read."""
+    """Return the chunks of prompts that a prefill batch has read."""
     return Prefilled(
         page_table=page_table,
         rows=batch.req_pool_indices.long(),

@@ -1,8 +1,8 @@
 """Sampling of tokens from logits by each request's rules and seed, for single rows and for verify batches.
 
-A seeded request's token at a position is drawn from the target's distribution with noise of (seed, position, token),
-and its drafts are drawn with the same noise and kept if equal, so its text depends on its seed alone. Drafts of
-requests without a seed are kept by rejection sampling, by block or token by token, with random numbers of the step.
+A seeded request's token at a position is drawn from the target's distribution with noise of (seed, position, token).
+Its drafts are drawn with the same noise and kept if equal, so its text depends on its seed alone. Drafts of requests
+without a seed are kept by rejection sampling, by block or token by token, with random numbers of the step.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from .requests import RequestTable
 
 
 def on_host(tensor: torch.Tensor) -> bool:
-    """True if the host may read the tensor without waiting for a device."""
+    """Return True if the host can read the tensor without waiting for a device."""
     return tensor.is_cpu
 
 
@@ -49,7 +49,7 @@ class Sampling:
         cls, info: Any, seeds: torch.Tensor, seeded: torch.Tensor, kinds: tuple[bool, bool] | None = None, *,
         by_block: bool = True,
     ) -> Self:  # fmt: skip
-        """info: SGLang's; it marks a greedy request by top_k = 1. seeds [R], seeded [R] bool: see `RequestTable`.
+        """Create it from SGLang's info, where top_k = 1 means greedy. seeds [R], seeded [R] bool: see `RequestTable`.
 
         kinds: `RequestTable.kinds`; None: read from the device, with a wait. by_block: as in `Verification`.
         """
@@ -79,7 +79,7 @@ class Sampling:
         return substreams(streams(self.seeds, positions, Purpose.DRAFT), gamma)
 
     def draw(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """The token after each request's row, at positions [R]: logits [R, V] -> [R] int64."""
+        """Return tokens [R] int64 drawn from logits [R, V] at positions [R]."""
         if self.all_greedy:
             return argmax(logits)
         everyone = torch.arange(len(logits), device=logits.device)
@@ -88,7 +88,7 @@ class Sampling:
     def accept(
         self, logits: torch.Tensor, draft: Draft, verify_lens: torch.Tensor, flat: FlatVerify
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Verify: logits [B, V] -> accept_lens [R] in 1..gamma+1 and tokens [R, gamma+1]."""
+        """Return accept_lens [R] in 1..gamma+1 and tokens [R, gamma+1], verified by logits [B, V]."""
         if self.all_greedy:
             return accept(Verification(draft.tokens, verify_lens, flat.qo_indptr, wanted=argmax(logits)))
         if self.all_decided or len(logits) == len(verify_lens):  # anchors alone: no draft to test
@@ -144,7 +144,7 @@ class RunningSampling:
         self._last: tuple[torch.Tensor, Sampling, torch.Tensor] | None = None
 
     def of(self, scheduled: Any, rows: torch.Tensor) -> tuple[Sampling, torch.Tensor]:
-        """scheduled: SGLang's batch, with its requests in `rows` [R]."""
+        """Return sampling and classes [R] of SGLang's batch, with its requests in `rows` [R]."""
         mark, requests = scheduled.sampling_info.temperatures, self._requests
         if self._last is None or self._last[0] is not mark:
             seeded = requests.seeded[rows]

@@ -48,12 +48,12 @@ class Step:
 
     @property
     def depth(self) -> int | None:
-        """Most tokens that the model drafts per request. The planner does not decide for every request."""
+        """Most tokens that the model drafts per request; None: all it can, or not every request is planned."""
         return self.budget.depth if self.entries.all_planned else None
 
     @property
     def looks_up(self) -> bool:
-        """True if prompt lookup may draft for any request. The planner decides for some requests only."""
+        """True if prompt lookup may draft for any request. For requests without planning it always may."""
         return (self.budget.look_up or not self.entries.all_planned) and bool(np.count_nonzero(self.view.limits))
 
 
@@ -113,7 +113,6 @@ class StepDrafts:
     planner_seconds: float = 0.0
 
     def read(self) -> None:
-        """Make the arrays."""
         admission = self.admission
         self.raw, self.confidence = admission.raw.float().numpy(), admission.confidence.float().numpy()
         self.classes, self.draft_lens = admission.classes.numpy(), admission.draft_lens.numpy()
@@ -181,7 +180,7 @@ class Recording:
         self.prefills.clear()
 
     def to_lists(self) -> dict[str, Any]:
-        """The records as one list per field, for another process."""
+        """Return the records as one list per field, for another process."""
         blocks = self.blocks.records()
         return {
             "steps": {each.name: [getattr(step, each.name) for step in self.steps] for each in fields(StepTime)},

@@ -146,8 +146,8 @@ class VerifyTail:
             self._opened = False
 
     def results(self, requests: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Results of the last replay, of a bucket of `tokens`: accept_lens [R], tokens [R, gamma+1], and cached tokens
-        and anchors [R] of the next step."""
+        """Return results of the last replay, of a bucket of `tokens`: accept_lens [R], tokens [R, gamma+1], and cached
+        tokens and anchors [R] of the next step."""
         kept = self._results[tokens].clone()  # the next replay overwrites them
         slots, width = self._buckets.slots(tokens), self._buckets.width
         even = slots + slots % 2

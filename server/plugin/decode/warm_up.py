@@ -1,4 +1,4 @@
-"""Every variant of the kernels of a decode step, compiled on a GPU before the server is ready.
+"""Compile every variant of a decode step's kernels on a GPU before the server is ready.
 
 Triton compiles a kernel at its first call, for seconds, with a variant for each combination of types, alignment,
 numbers that are 1 or multiples of 16, and constants. In a step these depend on the power of two that holds the
@@ -36,7 +36,7 @@ class Shapes:
 
 
 def numbers_of_requests(most: int) -> list[int]:
-    """The powers of two below `most`, and `most`."""
+    """Return the powers of two below `most`, and `most`."""
     return [*(1 << power for power in range((most - 1).bit_length())), most]
 
 

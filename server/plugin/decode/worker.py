@@ -34,7 +34,7 @@ class SpeculativeWorker(LeaderWorker):
         return result
 
     def _decode(self, scheduled: Any, on_publish: Publish, barrier: Callable[[], None] | None) -> GenerationBatchResult:
-        """One decode step. If drafting or planning fails, it verifies no drafts."""
+        """Do one decode step. If drafting or planning fails, it verifies no drafts."""
         run, batch = self.optional.run, StepBatch.of(scheduled, self.page_table)
         at, contexts, unsure = rows_and_lengths(scheduled, self.width)
         batch.sampling, classes = self.sampling.of(scheduled, batch.rows)

@@ -76,8 +76,8 @@ class BlockDiffusion(DllmAlgorithm):
         return self._forward
 
     def rows(self, forward_batch: Any, reqs: Sequence[Any]) -> OpenRows:
-        """Return the blocks of a batch, in order: each request's new final ones, then its open one unless the final
-        ones go on."""
+        """Return the blocks of a batch, in order: each request's new final ones, then its open one if no final ones are
+        left for later rounds."""
         block = self.block_size
         tokens = forward_batch.input_ids.long().view(-1, block)
         begins, lengths = forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu

@@ -1,4 +1,4 @@
-"""Drafts of a round of Spiffy: made from the last forward's distributions, chosen by the planner, and learned from."""
+"""Drafts of a round of Spiffy, made from the last forward's distributions and chosen by a planner that learns."""
 
 from __future__ import annotations
 

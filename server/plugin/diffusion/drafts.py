@@ -1,7 +1,7 @@
 """Draft states as rows of a forward, and which of them are accepted (Spiffy, arXiv 2509.18085).
 
-A draft is the open block as it may be in a later step, with its own slots. A draft without masks is a final block and
-brings a second row, the next block, fully masked: if the draft is accepted, its keys and values stay, and the next
+A draft is a possible later state of the open block, with its own slots. A draft without masks is a final block and
+brings a second row, the fully masked next block. If the draft is accepted, its keys and values stay, and the next
 block's first step is done as well.
 """
 

@@ -1,10 +1,9 @@
 """The target's forward over blocks of many states: rows of one flattened batch, several of which may share a prefix.
 
-No row needs its own mask. Every block is a request of the attention's batch with queries that see all of its keys: at
-its own positions and, through the page table, at all before. So a prompt's blocks, the open block, and its drafts,
-which have their own slots, share one batch. Where the context is causal, each token of a final block is such a request.
-If final blocks are the majority, a request's final blocks form one causal request instead, and each token of an open
-block is one.
+No row needs its own mask. Every block is a request of the attention's batch; its queries see all of its own positions
+and, through the page table, all positions before. So a prompt's blocks, the open block, and its drafts, which have
+their own slots, share one batch. Where the context is causal, each token of a final block is such a request. If most
+blocks are final, a request's final blocks form one causal request instead, and each token of an open block is one.
 """
 
 import copy
@@ -67,9 +66,8 @@ class FlatRows:
 def flatten(rows: OpenRows, target: DiffusionTarget, page_table: torch.Tensor) -> FlatRows:
     """Lay rows out for a forward.
 
-    page_table: [requests, context] int32. Under a shift, the token before a position gives its distribution: for a
-        block's first position that is the last token of the final block before it in the batch, else the token there,
-        computed again.
+    page_table: [requests, context] int32. Under a shift, the token before a position gives its distribution. Before a
+        block that is the last token of the final block in the batch; without one, that token is computed again.
     """
     count, block = rows.tokens.shape
     places, final = torch.arange(block), ~rows.open

@@ -64,8 +64,7 @@ def noise_keys(
 ) -> torch.Tensor:
     """Return keys [M] int64 for `predict`, from int64 seeds, positions in the context and steps, all [M].
 
-    temperatures: [M]; where all are 0 no token is drawn, and the keys, which would take longer to make than to use, are
-        zeros.
+    temperatures: [M]; if all are 0, no token is drawn and the keys are zeros, which saves time.
     """
     if temperatures is not None and not bool((temperatures > 0).any()):
         return torch.zeros_like(seeds)

@@ -1,4 +1,4 @@
-"""Records of rounds for `outrider tune`: their times, and the states through which base decoding came."""
+"""Records of rounds for `outrider tune`: their times, and the states that base decoding passed through."""
 
 from collections import deque
 from typing import Any

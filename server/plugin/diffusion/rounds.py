@@ -32,7 +32,6 @@ with decode steps."""
 
 
 def register() -> None:
-    """Replace SGLang's rounds."""
     must_take.replace(ReqDllmMixin, "_init_fill_ids_for_dllm", _lay_out)
     must_take.replace(ReqDllmMixin, "determine_dllm_phase", lambda req: None)  # a round takes the requests it finds
     must_take.replace(PrefillAdder, "_init_dllm_meta", _set_budget)
@@ -122,7 +121,7 @@ def _wanted(adder: Any, req: Any) -> int:
 
 
 def _make_room(scheduler: Any, adder: Any, running: list[Any]) -> None:
-    """Let the youngest requests go until the next open block of every other fits."""
+    """Give up the youngest requests until the next open block of every other fits."""
     most = 2 * adder.dllm_block_size
     while len(running) > 1 and _room(adder) < sum(min(most, _unread(req)) for req in running):
         _give_up(scheduler, running.pop())

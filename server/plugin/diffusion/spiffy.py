@@ -1,9 +1,9 @@
 """Spiffy (arXiv 2509.18085): likely next states of open blocks join them in the same forward.
 
-Base decoding steps every open block once a round. Here its drafts are stepped as well, by the same policy, and a block
-goes on from draft to draft as long as its next state is one. So it comes through the same states, in fewer rounds.
-Drafts are rows of the round's flattened batch that share the page table of their prefix. Their pages are taken and
-given back within the round, except the page of a final block, which replaces the open one's.
+Base decoding steps every open block once a round. Here its drafts are stepped as well, by the same policy. While a
+block's next state is one of its drafts, it moves on to that draft's next state. So it passes through the same states in
+fewer rounds. Drafts are rows of the round's flattened batch that share the page table of their prefix. Their pages are
+taken and given back within the round, except the page of a final block, which replaces the open one's.
 """
 
 import time
@@ -23,7 +23,7 @@ from .metrics import DiffusionMetrics
 from .recording import RoundRecording
 
 IDLE_SECONDS = 0.02
-"""Pause between two rounds from which the server counts as idle in between."""
+"""Shortest pause between two rounds in which the server counts as idle."""
 
 
 class Spiffy(BlockDiffusion):
@@ -66,7 +66,6 @@ class Spiffy(BlockDiffusion):
         }
 
     def flush(self) -> None:
-        """Bring all counters up to date."""
         self.optional.run("metrics", None, self.states.flush)
         self.optional.run("metrics", None, self.metrics.flush)
 
@@ -163,7 +162,6 @@ class Spiffy(BlockDiffusion):
     def _count(
         self, current: Round, drafts: list[StateDraft], blocks: list[BlockOutcome | None], outcomes: list[StepOutcome]
     ) -> None:
-        """Count a round in the metrics."""
         states = [0] * len(blocks)
         for draft in drafts:
             states[draft.request] += 1

@@ -1,4 +1,4 @@
-"""Compiling one grammar and trying it out, in a process that may be killed for it."""
+"""Compile a grammar and try it out, in a process that may be killed."""
 
 import json
 import time

@@ -1,6 +1,6 @@
 """Text that a grammar forces, as tokens to draft.
 
-A grammar often leaves one way to go on: names of properties, punctuation, the rest of a word of an enumeration. The
+A grammar often allows one continuation: names of properties, punctuation, the rest of a word of an enumeration. The
 target may split it into other tokens, so it is verified like every draft. In JSON white space is free almost
 everywhere; it is drafted in the answer's own style (`JsonStyle`) if only one token of JSON may follow.
 """
@@ -43,11 +43,11 @@ class Spelling:
         return cls(lambda text: list(encode(text, add_special_tokens=False)), info.decoded_vocab)
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Text of tokens, one character for each byte: punctuation of JSON is never part of another character."""
+        """Return the text of tokens, a character for each byte: JSON's punctuation is no part of other characters."""
         return b"".join(self.vocabulary[token] for token in tokens).decode("latin-1")
 
     def after(self, tokens: Sequence[int], text: str) -> tuple[list[int], bool]:
-        """Tokens of `text` after `tokens`; and whether the tokenizer keeps these as they are."""
+        """Return the tokens of `text` after `tokens`, and whether the tokenizer keeps `tokens` as they are."""
         known = list(tokens[-TAIL:])
         try:
             before = b"".join(self.vocabulary[token] for token in known).decode()
@@ -82,7 +82,7 @@ class ForcedText:
         self._counts = [[[guess * PRIOR, PRIOR] for guess in guesses] for guesses in FIRST_GUESSES]  # accepted, seen
 
     def anew(self) -> ForcedText:
-        """The same for another answer."""
+        """Return the same for another answer."""
         return ForcedText(self.spelling, None if self.style is None else JsonStyle(tagged=self.style.tagged))
 
     def read(self, accepted: Sequence[int]) -> None:
@@ -98,7 +98,7 @@ class ForcedText:
             self.style.read(self.spelling.text(new))
 
     def tokens(self, matcher: Any, accepted: Sequence[int], most: int) -> Forced:
-        """Up to `most` tokens that the grammar forces after `accepted`. matcher: xgrammar's there, left as it is."""
+        """Return up to `most` tokens that the grammar forces after `accepted`. matcher: xgrammar's, left unchanged."""
         self.read(accepted)
         if self.style is not None and self.style.in_string and not _forced(matcher):
             return Forced([], [])  # most tokens are in strings, and a fork takes time
@@ -159,14 +159,14 @@ class ForcedText:
             return None
         char, guess = allowed, style.guess(allowed)
         more = guess[len(style.pending) :] if guess.startswith(style.pending) else ""
-        if first and style.pending:  # the answer's last token is as the tokenizer splits the right white space
+        if first and style.pending:  # choose the rest with which the tokenizer keeps the last token
             likely = (more, " ", "")
             more = next((space for space in likely if self.spelling.after(before, space + char)[1]), more)
         return more + char if not more or matcher.fork().accept_string(more + char) else char
 
 
 def _forced(matcher: Any) -> str:
-    """Text that xgrammar's matcher forces, "" for none. It may end or begin within a character, which is no text."""
+    """Return text that xgrammar's matcher forces; "" for none, or if it ends or begins within a character."""
     try:
         return str(matcher.find_jump_forward_string())
     except UnicodeDecodeError:

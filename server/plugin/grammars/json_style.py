@@ -38,7 +38,6 @@ class JsonStyle:
         return copy(self)
 
     def read(self, text: str, *, learn: bool = True) -> None:
-        """Read the next text of the answer."""
         for char in text:
             if self.in_string:
                 if self._escaped or char == "\\":
@@ -65,7 +64,7 @@ class JsonStyle:
         self._before = char if char in "{[,:" else "v"
 
     def guess(self, char: str) -> str:
-        """White space between the last token of JSON and `char`, the first character of the next one."""
+        """Return white space between the last token of JSON and `char`, the first character of the next one."""
         kind, depth = _kind(char), self._depth - (char in CLOSING)
         if (known := self._after.get((self._before, kind, depth))) is not None:
             return known

@@ -9,8 +9,8 @@ import torch
 
 
 def fill_masks(grammar: Any, draft: Sequence[int], masks: torch.Tensor, row: int) -> None:
-    """Fill masks for the tokens after none, one, … all of a draft, as far as SGLang's `grammar` allows the draft. It is
-    left as it was. masks: [rows, W] int32, a bit for each token; the first one to fill is `row`."""
+    """Fill masks for the tokens after each prefix of a draft, the empty one first, that SGLang's `grammar` allows; its
+    state is restored. masks: [rows, W] int32, a bit for each token; the first one to fill is `row`."""
     numbers, accepted = masks.numpy(), 0
     while not grammar.is_terminated():
         grammar.fill_vocab_mask(masks, row + accepted)

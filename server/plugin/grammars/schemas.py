@@ -1,4 +1,4 @@
-"""JSON schemas, parts of which xgrammar ignores: these are refused, or dropped to keep the rest."""
+"""Refuse or drop parts of JSON schemas that xgrammar would ignore."""
 
 from collections.abc import Iterator
 from typing import Any

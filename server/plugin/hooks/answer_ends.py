@@ -1,13 +1,12 @@
 """Ends of answers, judged as if every token had come in its own step.
 
 SGLang judges the tokens that a step accepted as one run: it looks for the first stop *string of the list* anywhere in
-    the run, in a window that grows with it, before it looks for stop tokens. Text, matched stop and counts then depend
-    on how much of a draft was accepted. Here a run is judged token by token, in SGLang's own order and with its own
-    code.
+the run, in a window that grows with it, before it looks for stop tokens. Text, matched stop and counts then depend on
+how much of a draft was accepted. Here a run is judged token by token, by SGLang's own code.
 
 Text released before the end depends on the run as well: the beginning of a stop string must be held back, and the end
-    is cut where the string first occurs. So a run is released as far as single tokens would have been. And if a run has
-    several characters before an incomplete one, SGLang's detokenizer sends some of them twice.
+is cut where the string first occurs. So a run is released as far as single tokens would have been. And if a run has
+several characters before an incomplete one, SGLang's detokenizer sends some of them twice.
 """
 
 from collections.abc import Callable, Iterator
@@ -134,8 +133,8 @@ def _forget_behind_end(req: Any, run: int) -> None:
 
 
 def _release(original: Callable[..., None], accumulator: Any, *, req: Any) -> None:
-    """Send the text that single tokens would have sent by now. This is SGLang's decision at the last token of a run
-    that is not held back. Whole texts of requests with stop strings are sent when they end."""
+    """Send the text that single tokens would have sent by now, as SGLang decides at the run's last token that is not
+    held back. Whole texts of requests with stop strings are sent when they end."""
     if req.finished() or not _may_stop_at_text(req):
         original(accumulator, req=req)
         return

@@ -1,7 +1,7 @@
-"""The drafter in SGLang's sizing of the KV cache: its weights and its state need memory on the same GPU.
+"""Make SGLang's KV cache leave room for the drafter's weights and state on the same GPU.
 
-SGLang counts a draft model of its own algorithms. Ours is made after the cache, and would take the memory that SGLang
-keeps for activations. Logits and distributions of a step's graphs are not counted, see docs/gpu.md.
+SGLang counts only draft models of its own algorithms. Ours is created after the cache, and would take the memory that
+SGLang keeps for activations. Logits and distributions of a step's graphs are not counted, see docs/gpu.md.
 """
 
 import math

@@ -73,7 +73,7 @@ def _observe(returned: Any, scheduler: Any, batch: Any, result: Any) -> None:
 
 
 def _in_order_of_arrival(original: Callable[..., Any], policy: Any, name: str, tree_cache: Any) -> Any:
-    """Without shared prefixes SGLang refuses to read short prompts first."""
+    """Use "fcfs" without shared prefixes, where SGLang refuses to read short prompts first."""
     alone = getattr(tree_cache, "disable", True) and name == SHORTEST_FIRST
     return original(policy, "fcfs" if alone else name, tree_cache)
 
@@ -130,7 +130,7 @@ class PromptReader:
         return cls(scheduler, Pauses(config.max_pause, cost, page, in_turn=in_turn))
 
     def choose(self, running_batch: Any) -> int:
-        """Tokens that the next forward reads, AS_CONFIGURED or DECODE_FIRST."""
+        """Return the tokens that the next forward reads, AS_CONFIGURED or DECODE_FIRST."""
         self._passes.append(time.monotonic())
         self.limit, self._level_share = None, 0.0
         scheduler, waiting, worker = self.scheduler, self.scheduler.waiting_queue, self.worker
@@ -188,7 +188,7 @@ class PromptReader:
         return (DECODE_FIRST, 0) if chunk is None else (chunk.tokens, chunk.unfinished or 0)
 
     def _free(self) -> int:
-        """Free tokens of the cache."""
+        """Return the free tokens of the cache."""
         scheduler = self.scheduler
         return int(scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size())
 
@@ -201,7 +201,7 @@ class PromptReader:
         return level_share(levels, max(tokens, 1.0) / self.pauses.step)
 
     def launched(self, batch: Any) -> None:
-        """SGLang has built `batch` of prompts, or runs a decode step, if it can."""
+        """Record that SGLang runs `batch` of prompts; None: a decode step, if it can."""
         if batch is None:
             self.pauses.stepped()
         else:
@@ -210,7 +210,7 @@ class PromptReader:
             self.pauses.launch(seconds * now, long=long and now, level_share=self._level_share)
 
     def observe(self, batch: Any) -> None:
-        """A batch is done."""
+        """Record a finished batch."""
         now = time.monotonic()
         seconds, self._ended = now - max(self._ended, self._passes[0]), now
         planning = getattr(self.worker, "planning", None)  # the first rank's
@@ -229,5 +229,5 @@ class PromptReader:
 
 
 def _size(batch: Any) -> tuple[int, float]:
-    """Tokens of prompts that a batch reads, and their pairs."""
+    """Return the tokens of prompts that a batch reads, and their pairs."""
     return sum(batch.extend_lens), pairs_of(batch.extend_lens, batch.prefix_lens)

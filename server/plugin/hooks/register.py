@@ -103,8 +103,8 @@ def _load_one_tokenizer() -> None:
 def _widen_page_table() -> None:
     """Make room in the page table for the slots of two steps.
 
-    A decode step reserves slots for two steps after a request's tokens, and SGLang's page table has room for one step
-    beyond the context: at its end they would be written into the next request's row.
+    A decode step reserves slots for two steps after a request's tokens. SGLang's page table has room for one step
+    beyond the context, so at its end the slots would be written into the next request's row.
     """
 
     def room(original: Callable[[], int]) -> int:

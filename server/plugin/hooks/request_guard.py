@@ -49,7 +49,7 @@ def _add(original: Callable[..., None], scheduler: Any, req: Any, is_retracted: 
 
 
 def prepare(req: Any, vocab_size: int, *, diffusion: bool = False) -> None:
-    """Prepare a request alone, as in a batch; raises every error of that, and ValueError for values that it lets pass.
+    """Prepare a request alone, as in a batch; raises its errors there, and ValueError for values that fail later.
     req: SGLang's `Req`. diffusion: the model fills blocks, and our request table is not used."""
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 

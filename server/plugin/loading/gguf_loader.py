@@ -1,8 +1,8 @@
 """Lets SGLang load a folder that was prepared from a GGUF file.
 
-On a CPU with compiled kernels, weights stay in the file's blocks: each layer takes its own from the file by its name,
-as a quantisation of SGLang's, and only norms and biases pass through the model's `load_weights`. Everywhere else (a
-GPU, int8 weights, several ranks, plain torch) all are expanded one by one on the way and loaded like any model's.
+On a CPU with compiled kernels, weights stay in the file's blocks. Each layer takes its own from the file by name, as a
+quantisation of SGLang's; only norms and biases pass through the model's `load_weights`. Everywhere else (a GPU, int8
+weights, several ranks, plain torch) all are expanded one by one and loaded like any model's.
 """
 
 from collections.abc import Callable, Iterator

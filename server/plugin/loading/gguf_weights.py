@@ -36,7 +36,7 @@ class Stored:
     offset, size: bytes in the file, or in the part of a split one with this number.
     rotary_heads: if above 0, the rows of each of this many heads lie in pairs, as llama.cpp rotates them; here and in
         transformers the first halves of all pairs come first.
-    added: a number that the file adds at each place.
+    added: a number that the file adds to each value.
     """
 
     kind: str

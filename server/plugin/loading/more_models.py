@@ -38,9 +38,9 @@ class Unrotated(torch.nn.Module):
 class Phi3ForCausalLM(LlamaForCausalLM):
     """Phi-3 and Phi-4 with one table of LongRoPE's for all positions.
 
-    SGLang switches to the factors for long contexts as soon as any request of a batch is long: a token would depend on
-    the other requests' lengths, and its keys on when they were written. As in llama.cpp, the longest context that is
-    served decides.
+    SGLang switches to the factors for long contexts as soon as any request of a batch is long. A token would then
+    depend on the other requests' lengths, and its keys on when they were written. Here the longest context that is
+    served decides, as in llama.cpp.
     """
 
     def __init__(self, config: Any, quant_config: QuantizationConfig | None = None, prefix: str = "") -> None:
@@ -135,7 +135,6 @@ class NoEmbedding(torch.nn.Module):
 
 
 def register() -> None:
-    """Register the models with SGLang."""
     from sglang.srt.models.registry import ModelRegistry
 
     from . import transformers_models

@@ -95,7 +95,7 @@ class OwnerStores:
         self._open: dict[str, AnswerStore] = {}  # the least recently used first
 
     def __call__(self, learner: str) -> AnswerStore:
-        """The store of a learner. Raises OSError."""
+        """Return the store of a learner. Raises OSError."""
         store = self._open.pop(learner, None) or AnswerStore(self.folder / learner, self.most_tokens)
         self._open[learner] = store
         if len(self._open) > OPEN_STORES:
@@ -158,7 +158,7 @@ class Exchange(OptionalPart):
 
 
 class DrafterWatch:
-    """Tells when a drafter that was exchanged accepts less than the one before.
+    """Detects whether fewer tokens of a new drafter are accepted than of the previous one.
 
     Only the first token of each of the model's drafts counts, because verification lengths do not change its chance. It
     counts 1 or 0 if it was verified, else the drafter's own confidence.
@@ -191,14 +191,14 @@ class DrafterWatch:
                 self._before = None
 
     def exchanged(self) -> None:
-        """A new drafter drafts from now on; compare it with the previous one."""
+        """Compare the drafter that drafts from now on with the previous one."""
         known = self._weight >= WINDOW / 8
         self._before = max((self._mean if known else UNKNOWN) - LOSS, 0.05)
         self._mean = self._weight = self._sum = 0.0
         self._drafts = 0
 
     def forget(self) -> None:
-        """Another drafter drafts, and is not watched."""
+        """Stop watching: another drafter drafts."""
         self._before = None
         self._mean = self._weight = 0.0
 

@@ -136,7 +136,7 @@ class OwnerDrafters(OptionalPart):
         self.refused = [each for each in self.refused if not each.startswith(f"{learner}/")]
 
     def table(self, number: int) -> CalibrationTable | None:
-        """A set's own calibration; None where it has none."""
+        """Return a set's own calibration; None if it has none."""
         return self._loaded.get(number)
 
     def drafted(self, drafts: StepDrafts) -> None:

@@ -30,7 +30,7 @@ class OptionalPart:
     column: ClassVar[str] = ""
 
     def admitted(self, req: Any) -> int:
-        """A chunk of a request's prompt is prefilled, or its text after a retraction. Return its number, 0: none."""
+        """A chunk of a request's prompt, or of its text after a retraction, is read. Return its number; 0: none."""
         return 0
 
     def begins(self) -> None:
@@ -40,7 +40,7 @@ class OptionalPart:
         """A result goes to SGLang. numbers: [R]. admission: None: each request has one token, from the target."""
 
     def drafted(self, drafts: StepDrafts) -> None:
-        """The host has read the outcome of a step, which may be over for 16 steps."""
+        """The host has read the outcome of a step, which may have ended 16 steps ago."""
 
     def finished(self, req: Any) -> None:
         """A request has ended, or was aborted."""
@@ -98,7 +98,7 @@ class OptionalParts:
                 self.optional.run(part.part, None, part.finished, req)
 
     def tables(self, entries: Entries, common: CalibrationTable | None, gamma: int) -> list[CalibrationTable] | None:
-        """Return each request's calibration; None if all have `common`, which is None for confidences as they are."""
+        """Return each request's calibration; None if all have `common` (None: uncalibrated)."""
         tables = None
         for part in self._with["table"]:
             if (numbers := entries.numbers.get(part.column)) is not None:

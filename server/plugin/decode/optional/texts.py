@@ -50,7 +50,7 @@ class TextKeeper(OptionalPart):
 
     @classmethod
     def of(cls, config: PluginConfig, runner: Any, optional: Boundary) -> TextKeeper | None:
-        """The keeper of a server that looks texts up across requests; None on any other, and without compiled kernels.
+        """Return the keeper of a server with lookups across requests; None on any other, or without compiled kernels.
 
         All engines begin with the texts in the file, the first one writes it. Raises ValueError where it does not fit.
         optional: calls the writing, which may fail.
@@ -117,7 +117,7 @@ class TextKeeper(OptionalPart):
 
 
 def _place_of(req: Any) -> tuple[Name | None, bool]:
-    """The corpus of a request's texts, None for none, and whether the file may keep them.
+    """Return the corpus of a request's texts (None: none), and whether the file may keep them.
 
     A key has a separate corpus for each adapter, because adapters give different answers.
     """

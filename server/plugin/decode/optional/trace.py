@@ -48,7 +48,7 @@ class StepTrace:
 
     @classmethod
     def of_step(cls, traced: np.ndarray, admission: Admission, accept_lens: torch.Tensor) -> StepTrace:
-        """accept_lens: [R], accepted drafts plus the target's token."""
+        """Return the trace of a decode step. accept_lens: [R], accepted drafts plus the target's token."""
         confidence = torch.nn.functional.pad(admission.confidence.float(), (0, 1), value=torch.nan)
         columns = torch.arange(confidence.shape[1], device=confidence.device)
         drafted = columns < accept_lens[:, None] - 1
@@ -56,14 +56,14 @@ class StepTrace:
         return cls(traced, makers, confidence.masked_fill(~drafted, torch.nan))
 
     def copy_to_host(self, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> StepTrace:
-        """Called by SGLang's scheduler, before `consume`."""
+        """Copy to the host; SGLang's scheduler calls it before `consume`."""
         return self.optional.run("tracing", self, self._copied, copy_tensor)
 
     def _copied(self, copy_tensor: Callable[[torch.Tensor], torch.Tensor]) -> StepTrace:
         return replace(self, makers=copy_tensor(self.makers), confidence=copy_tensor(self.confidence))
 
     def consume(self, batch: Any, commits: Sequence[Any]) -> None:
-        """Called by SGLang's scheduler; commits: of each request the tokens that it was given, None: none."""
+        """Attach sources to the requests; SGLang's scheduler calls it. commits: the tokens of each; None: none."""
         self.optional.run("tracing", None, self._tell, batch, commits)
 
     def _tell(self, batch: Any, commits: Sequence[Any]) -> None:
@@ -90,7 +90,7 @@ class Tracing(OptionalPart):
         return int(RequestOptions.from_custom_params(req.sampling_params.custom_params).trace)
 
     def sent(self, result: Any, numbers: np.ndarray, admission: Admission | None, accept_lens: Any) -> None:
-        """Attach a trace: from the host as it is, from a device when SGLang copies the rest."""
+        """Attach a trace; SGLang copies one on a device with the rest of the result."""
         if not np.count_nonzero(numbers):
             return
         if admission is None:
