@@ -5,11 +5,12 @@ from pathlib import Path
 
 import block_times
 import kernel_times
+import performance
 import pytest
 import script
 import torch
 
-from outrider.server.bench import record, report
+from outrider.server.bench import record
 
 
 @pytest.fixture(autouse=True)
@@ -57,4 +58,4 @@ def test_products_with_blocks(tmp_path: Path) -> None:
     found = record.read(tmp_path / "found.json")
     assert list(found["results"]) == ["Q4_K 1", "Q4_K 2", "Q8_0 1", "Q8_0 2"]
     assert all(list(times) == ["reading", "float", "int8"] for times in found["results"].values())
-    assert "| Q8_0 | " in report.page({"found.json": found})
+    assert "| Q8_0 | " in performance.page({"found.json": found})

@@ -12,14 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from profile_samples import HERE, POINTS, profile
+from profile_samples import HERE, profile
 
 from outrider.profiles import store
 from outrider.profiles.fingerprint import EQUAL_STEPS
-from outrider.profiles.plots import plot_steps_per_second
 from outrider.profiles.store import ProfileError
-from outrider.scheduler.cost.model import StepCost
-from outrider.scheduler.cost.step_times import Point
 
 
 def test_saved_profiles_are_read(tmp_path: Path) -> None:
@@ -191,11 +188,3 @@ def test_a_full_disk_leaves_the_former_profile(tmp_path: Path, room: int) -> Non
     assert loaded.measured_how == profile().measured_how
     assert json.loads(loaded.calibration.read_text()) == {"calibration": "old"}
     assert sorted(path.name for path in loaded.folder.iterdir()) == [store.CALIBRATION, store.PROFILE]
-
-
-def test_the_curves_are_drawn(tmp_path: Path) -> None:
-    for name, points in (("sps.png", POINTS), ("one.png", [Point(1, 1, 0, (1.0,))])):
-        figure = pytest.importorskip("matplotlib.figure").Figure()
-        plot_steps_per_second(StepCost(points), figure)
-        figure.savefig(tmp_path / name)
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

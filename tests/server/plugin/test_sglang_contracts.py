@@ -59,7 +59,7 @@ def test_changes_are_named_with_the_place_of_our_code(tmp_path: Path, monkeypatc
         "managers.scheduler.Scheduler._add_request_to_queue has changed (server/plugin/hooks/request_guard.py:LINE)",
         "managers.scheduler.Scheduler.send_abort_output has changed (relied on)",
         "model_loader.loader._initialize_model has not been read (server/plugin/loading/stated.py:LINE)",
-        "LlamaForCausalLM is not in server/model/families.py",
+        "LlamaForCausalLM is not in server/model/families.toml",
     ]
     path, line = re.findall(r"\((.*):(\d+)\)", lines[1])[0]
     assert "_add_request_to_queue" in (sglang_contracts.ROOT / path).read_text().splitlines()[int(line) - 1]
