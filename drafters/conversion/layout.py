@@ -18,7 +18,7 @@ LAYOUTS = ("shift", "sdar")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """block_size: tokens of a block; mask_token_id: stands for unknown tokens and is never predicted."""
+    """block_size: tokens of a block. mask_token_id: token in the place of unknown ones; it is never predicted."""
 
     block_size: int
     mask_token_id: int

@@ -44,7 +44,7 @@ def scales_kernel(
         there = verified
         if HAS_VOCAB:
             low, high = tl.zeros([WIDTH], tl.int32), tl.zeros([WIDTH], tl.int32) + draft_width
-            for _ in range(20):  # the first column whose token is not smaller, of at most 2**20 - 1
+            for _ in range(20):  # bisect for the first column without a smaller token; 20 steps suffice below 2**20
                 middle = (low + high) // 2
                 smaller = tl.load(vocab + middle, mask=low < high, other=2**62) < token
                 high = tl.where((low < high) & (smaller == 0), middle, high)

@@ -1,4 +1,4 @@
-"""Flat attention: ragged queries over a paged cache, whose lengths the host need not know; see `kernels/attention.py`.
+"""Flat attention of ragged queries over a paged cache. The host need not know its lengths; see `kernels/attention.py`.
 
 The rows of a tile are queries of one request times the heads that share a KV head, so a key is read once for all of
 them. 8 verified tokens of 4 grouped heads fill 32 rows, two tiles of a tensor core. A program reads keys and values
