@@ -7,7 +7,6 @@ import contextlib
 import errno
 import os
 import socket
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -115,7 +114,6 @@ def run(
     from .metrics import ConnectionMetrics
 
     settings, tls = resolved.settings, listeners.tls
-    context = tls.context() if tls is not None else None
     hosts, metrics_hosts = listeners.hosts(settings)
 
     @contextlib.asynccontextmanager
@@ -123,8 +121,8 @@ def run(
         async with answering(app):
             if lifecycle.accepting:  # no signal has come meanwhile
                 lifecycle.run(access.watch())
-                if tls is not None and context is not None:
-                    lifecycle.run(tls.watch(context))
+                if tls is not None:
+                    lifecycle.run(tls.watch())
                 if listeners.metrics is not None:
                     lifecycle.run(metrics.serve([listeners.metrics]))
             yield
@@ -145,7 +143,7 @@ def run(
         timeout_keep_alive=30,
         **plain,
     )
-    server = Server(config, OpenConnections(listeners.max_connections, ConnectionMetrics()), context)
+    server = Server(config, OpenConnections(listeners.max_connections, ConnectionMetrics()), tls)
     app = build_for_metrics(processes, lifecycle, metrics_hosts)
     metrics = Server(
         uvicorn.Config(app, log_level="error", access_log=False, **plain), OpenConnections(METRICS_CONNECTIONS)
@@ -252,21 +250,19 @@ async def _until_stopping(lifecycle: Lifecycle, work: Awaitable[None]) -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn with a limit on connections. context: of TLS; None for plain HTTP.
+    """uvicorn with a limit on connections. tls: None for plain HTTP.
 
     config.http is a class of `connection.protocol`.
     """
 
-    def __init__(
-        self, config: uvicorn.Config, connections: OpenConnections, context: ssl.SSLContext | None = None
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, connections: OpenConnections, tls: Tls | None = None) -> None:
         super().__init__(config)
-        self._connections, self._context = connections, context
+        self._connections, self._tls = connections, tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
         self.servers: list[Any] = [
-            Acceptor(listener, self._connection, self._connections, self._context) for listener in sockets or ()
+            Acceptor(listener, self._connection, self._connections, self._tls) for listener in sockets or ()
         ]
 
     def _connection(self) -> Connection:

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import resource
 import socket
-import ssl
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from .connection import Connection
 
 if TYPE_CHECKING:
     from ..metrics import ConnectionMetrics
+    from .tls import Tls
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Acceptor:
     """Accepts a socket's connections until it is closed; for uvicorn, in place of asyncio's server.
 
     protocol_factory: makes a connection's protocol. A connection beyond the limit gets 503 and is closed at once; with
-    TLS it is closed without an answer. context: of TLS; a handshake may take as long as receiving a request.
+    TLS it is closed without an answer. tls: a handshake may take as long as receiving a request.
     """
 
     def __init__(
@@ -100,10 +100,10 @@ class Acceptor:
         listener: socket.socket,
         protocol_factory: Callable[[], Connection],
         connections: OpenConnections,
-        context: ssl.SSLContext | None,
+        tls: Tls | None,
     ) -> None:
         self.sockets = (listener,)
-        self._protocol_factory, self._connections, self._context = protocol_factory, connections, context
+        self._protocol_factory, self._connections, self._tls = protocol_factory, connections, tls
         self._tasks: set[asyncio.Task[None]] = set()
         listener.listen(BACKLOG)
         listener.setblocking(False)
@@ -134,17 +134,17 @@ class Acceptor:
 
     def _refuse(self, client: socket.socket) -> None:
         with client, contextlib.suppress(OSError):
-            if self._context is None:
+            if self._tls is None:
                 client.send(self._connections.refusal())
 
     async def _serve(self, client: socket.socket, leave: Callable[[], None]) -> None:
         """Make the socket's connection; with TLS, after the handshake."""
         connection = self._protocol_factory()
         connection.on_lost = leave
-        seconds = connection.receive_seconds if self._context is not None else None
+        context, seconds = (self._tls.context, connection.receive_seconds) if self._tls else (None, None)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection, client, ssl=self._context, ssl_handshake_timeout=seconds
+                lambda: connection, client, ssl=context, ssl_handshake_timeout=seconds
             )
         except (OSError, TimeoutError):  # the handshake failed or took too long, or the client left
             leave()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...errors import UserError
 from ...settings.settings import Settings
@@ -17,14 +18,18 @@ POLL_SECONDS = 60.0
 """Time between two checks of the certificate's files."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tls:
-    """Files in PEM format. clients: certificates of the authorities that may sign clients' certificates."""
+    """Files in PEM format. clients: certificates of the authorities that may sign clients' certificates.
+
+    context: of new connections. A changed file makes another one: a context forgets no authority that it has read.
+    """
 
     certificate: str
     key: str | None
     clients: str | None
     password: str | None
+    context: ssl.SSLContext = field(init=False)
 
     @classmethod
     def of(cls, settings: Settings) -> Tls | None:
@@ -34,7 +39,7 @@ class Tls:
         password = os.environ.get("OUTRIDER_SSL_KEYFILE_PASSWORD")
         tls = cls(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs, password)
         try:
-            tls._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+            tls._load()
         except ValueError as error:
             raise UserError(str(error)) from None
         return tls
@@ -44,20 +49,18 @@ class Tls:
 
         Tries a handshake in memory.
         """
-        server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        self._load(server)
-        client.load_verify_locations(self.certificate)
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # its issuer is not checked
         client.check_hostname = False  # nor is the name of the server
         there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-        asking, answering = client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
-        for end in (asking, answering, asking):
-            try:
-                end.do_handshake()
-            except ssl.SSLWantReadError:  # the other side's turn
-                continue
-            except ssl.SSLCertVerificationError as error:
-                return error.verify_message
+        asking, answering = client.wrap_bio(back, there), self.context.wrap_bio(there, back, server_side=True)
+        try:
+            client.load_verify_locations(self.certificate)
+            for end in (asking, answering, asking):
+                with contextlib.suppress(ssl.SSLWantReadError):  # the other side's turn
+                    end.do_handshake()
+        except OSError as error:  # the file may be changing; an SSLError is an OSError
+            return getattr(error, "verify_message", str(error))
         return None
 
     def warn(self) -> None:
@@ -65,16 +68,8 @@ class Tls:
         if (refusal := self.refusal()) is not None:
             logger.error("clients will not take the certificate %s: %s", self.certificate, refusal)
 
-    def context(self) -> ssl.SSLContext:
-        """Return a server's context with the files' content."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._load(context)
-        if self.clients is not None:
-            context.verify_mode = ssl.CERT_REQUIRED
-        return context
-
-    async def watch(self, context: ssl.SSLContext) -> None:
-        """Reload the files into the server's context when they change; new connections use them."""
+    async def watch(self) -> None:
+        """Read the files again when they change."""
         seen = self._changed()
         while True:
             await asyncio.sleep(POLL_SECONDS)
@@ -82,16 +77,16 @@ class Tls:
                 continue
             seen = now
             try:
-                self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # keeps a half-written pair out of `context`
-                self._load(context)
+                self._load()
             except ValueError as error:
                 logger.error("the certificate stays as it was: %s", error)
             else:
                 logger.warning("certificate read again: %s", self.certificate)
                 self.warn()
 
-    def _load(self, context: ssl.SSLContext) -> None:
-        """Load the files into a context; raises ValueError with the reason."""
+    def _load(self) -> None:
+        """Read the files into a new context; raises ValueError with the reason, and keeps the old one."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         key = self.key or self.certificate
         try:
             context.load_cert_chain(self.certificate, self.key, lambda: self.password or "")  # never asks a terminal
@@ -108,18 +103,19 @@ class Tls:
             raise ValueError(
                 f"certificate {self.certificate} or key {key} cannot be read: {error.strerror or error}"
             ) from None
-        if self.clients is None:
-            return
-        try:
-            context.load_verify_locations(self.clients)
-        except ssl.SSLError as error:
-            raise ValueError(f"--ssl-ca-certs {self.clients} cannot be used: {error.reason or error}") from None
-        except OSError as error:
-            raise ValueError(f"--ssl-ca-certs {self.clients} cannot be read: {error.strerror or error}") from None
+        if self.clients is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+            try:
+                context.load_verify_locations(self.clients)
+            except ssl.SSLError as error:
+                raise ValueError(f"--ssl-ca-certs {self.clients} cannot be used: {error.reason or error}") from None
+            except OSError as error:
+                raise ValueError(f"--ssl-ca-certs {self.clients} cannot be read: {error.strerror or error}") from None
+        self.context = context
 
     def _changed(self) -> list[int]:
         times = []
-        for path in (self.certificate, self.key):
+        for path in (self.certificate, self.key, self.clients):
             try:
                 times.append(os.stat(path).st_mtime_ns if path else 0)
             except OSError:

@@ -36,18 +36,18 @@ Main = Callable[[int, OpenConnections], Coroutine[Any, Any, None]]
 def run(request: pytest.FixtureRequest) -> Callable[..., None]:
     """Serve an app that says ok, and call `main(port, connections)`; all connections must be closed in the end."""
 
-    def serve_and_run(main: Main, context: ssl.SSLContext | None = None) -> None:
+    def serve_and_run(main: Main, tls: Tls | None = None) -> None:
         with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(asyncio.wait_for(served(main, context), 60))
+            runner.run(asyncio.wait_for(served(main, tls), 60))
 
     return serve_and_run
 
 
-async def served(main: Main, context: ssl.SSLContext | None) -> None:
+async def served(main: Main, tls: Tls | None) -> None:
     connections = OpenConnections(LIMIT)
     config = uvicorn.Config(app, log_config=None, lifespan="off", http=protocol(SECONDS))
     listener = bind("127.0.0.1", 0)
-    server = listen.Server(config, connections, context)
+    server = listen.Server(config, connections, tls)
     task = asyncio.create_task(server.serve([listener]))
     while not server.started:
         await asyncio.sleep(0.01)
@@ -141,24 +141,24 @@ def test_a_request_to_upgrade_is_answered_normally(run: Callable[..., None], cap
     assert not caplog.records
 
 
-Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
+Contexts = tuple[Tls, ssl.SSLContext]
 
 
 @pytest.fixture(scope="module")
 def contexts(tmp_path_factory: pytest.TempPathFactory) -> Contexts:
-    """TLS contexts: the server's, made from flags, and a client's."""
+    """TLS: the server's, made from flags, and a client's context."""
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")
     crt, key = certificate(tmp_path_factory.mktemp("certificate"), "here")
     tls = Tls.of(Settings(ssl_certfile=crt, ssl_keyfile=key))
     assert tls is not None
-    return tls.context(), ssl.create_default_context(cafile=crt)
+    return tls, ssl.create_default_context(cafile=crt)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\n\r\n"])
 def test_an_unfinished_handshake_is_closed(run: Callable[..., None], contexts: Contexts, sent: bytes) -> None:
-    context, _ = contexts
+    tls, _ = contexts
 
     async def main(port: int, connections: OpenConnections) -> None:
         async with connected(port) as (reader, writer):
@@ -169,11 +169,11 @@ def test_an_unfinished_handshake_is_closed(run: Callable[..., None], contexts: C
             assert asyncio.get_running_loop().time() - began < 9 * SECONDS
             await until(lambda: connections.count == 0)
 
-    run(main, context)
+    run(main, tls)
 
 
 def test_handshakes_count_and_one_too_many_is_closed(run: Callable[..., None], contexts: Contexts) -> None:
-    context, client = contexts
+    tls, client = contexts
 
     async def main(port: int, connections: OpenConnections) -> None:
         assert await ask(port, ssl=client) == (200, b"ok")
@@ -188,11 +188,11 @@ def test_handshakes_count_and_one_too_many_is_closed(run: Callable[..., None], c
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 await ask(port, ssl=client)
 
-    run(main, context)
+    run(main, tls)
 
 
 def test_many_requests_through_tls(run: Callable[..., None], contexts: Contexts) -> None:
-    context, client = contexts
+    tls, client = contexts
 
     async def main(port: int, connections: OpenConnections) -> None:
         for _ in range(20):
@@ -200,7 +200,7 @@ def test_many_requests_through_tls(run: Callable[..., None], contexts: Contexts)
             assert answers == [(200, b"ok")] * LIMIT
             await until(lambda: connections.count == 0)
 
-    run(main, context)
+    run(main, tls)
 
 
 LIMITS = """

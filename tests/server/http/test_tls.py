@@ -48,12 +48,11 @@ def served(settings: Settings) -> Iterator[str]:
     tls = Tls.of(settings)
     assert tls is not None
     listener = bind("127.0.0.1", 0)
-    context = tls.context()
     config = uvicorn.Config(app, log_level="error", lifespan="off", http=protocol(5.0))
-    server = Server(config, OpenConnections(8), context)
+    server = Server(config, OpenConnections(8), tls)
 
     async def main() -> None:
-        watching = asyncio.create_task(tls.watch(context))
+        watching = asyncio.create_task(tls.watch())
         await server.serve([listener])
         watching.cancel()
 
@@ -133,6 +132,35 @@ def test_a_renewed_certificate_is_loaded_and_a_bad_one_is_not(tmp_path: Path, mo
         assert httpx.get(url, verify=ssl.create_default_context(cafile=new_crt)).text == "ok"
 
 
+def test_changed_authorities_are_loaded_and_revoked_ones_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "POLL_SECONDS", 0.05)
+    crt, key = certificate(tmp_path, "server")
+    first, second = (certificate(tmp_path, f"authority-{number}")[0] for number in "12")
+    clients = [certificate(tmp_path, f"client-{number}", signed_by=f"authority-{number}") for number in "12"]
+    trusted = tmp_path / "trusted.crt"
+    shutil.copy(first, trusted)
+    with served(Settings(ssl_certfile=crt, ssl_keyfile=key, ssl_ca_certs=str(trusted))) as url:
+
+        def admitted() -> list[bool]:
+            answers = []
+            for client in clients:
+                context = ssl.create_default_context(cafile=crt)
+                context.load_cert_chain(*client)
+                try:
+                    answers.append(httpx.get(url, verify=context).text == "ok")
+                except httpx.TransportError:
+                    answers.append(False)
+            return answers
+
+        assert admitted() == [True, False]
+        trusted.write_text("damaged")
+        assert admitted() == [True, False]
+        shutil.copy(second, trusted)
+        wait_until(lambda: admitted() == [False, True], 10)
+
+
 def test_an_encrypted_key_needs_its_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     crt, key = certificate(tmp_path, "server", password="a-password")
     settings = Settings(ssl_certfile=crt, ssl_keyfile=key)
@@ -172,3 +200,12 @@ def test_an_expired_certificate_is_logged(tmp_path: Path, caplog: pytest.LogCapt
     subprocess.run(renew, check=True, capture_output=True)
     tls.warn()
     assert caplog.messages == [f"clients will not take the certificate {crt}: certificate has expired"]
+
+
+def test_a_certificate_that_is_being_written_ends_no_watch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    crt, key = certificate(tmp_path, "server")
+    tls = Tls.of(Settings(ssl_certfile=crt, ssl_keyfile=key))
+    assert tls is not None
+    Path(crt).write_text(Path(crt).read_text()[:100])
+    tls.warn()
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
