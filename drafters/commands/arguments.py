@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _number(data, "--batch", 64, "answers written at a time")
     _number(data, "--max-tokens", 1024, "tokens of a training sequence, at most")
     _number(data, "--top", 32, "likeliest target tokens kept per position")
-    _number(data, "--validation", 24, "greedy answers held out to measure tau; as many training answers are measured")
+    _number(data, "--validation", 24, "greedy answers held out to measure tau; give a resumed run the same number")
     shape = parser.add_argument_group("drafter")
     _number(shape, "--gamma", 7, "draft tokens of a block; for eagle3 steps of training-time test")
     layers = partial(shape.add_argument, type=int, metavar="N")

@@ -15,6 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from ..training.diffusion import DiffusionRun
 from ..training.features import build_store, sample_texts
 from ..training.forward import frozen_part, load_drafter
 from ..training.logs import LogReader, held_out_prompts, written_by_target
-from ..training.loop import DraftRun, ReaderRun, Recipe, TrainingRun
+from ..training.loop import AnswerSplit, DraftRun, ReaderRun, Recipe, TrainingRun
 from ..training.prompts import AnsweredPrompt, read_samples
 from ..training.start import start_markov
 from ..training.store import FeatureStore
@@ -100,12 +101,12 @@ def read_drafter(folder: Path, kind: str, target: TargetModel) -> TrainedModel:
 
 
 def held_out_numbers(store: FeatureStore, args: argparse.Namespace) -> list[int]:
-    """Return numbers of the answers that training leaves out: the first greedy ones; of logs, all to some prompts.
-    Adding answers removes none."""
+    """Return numbers of the answers that training leaves out: of the first greedy ones every fourth; of logs, all to
+    some prompts. Adding answers removes none, and adds none that was there."""
     if args.from_log:
         return held_out_prompts(store, args.validation)
     greedy = [i for i, e in enumerate(store.entries) if e.temperature == 0]
-    return greedy[: min(args.validation, len(greedy) // 4)]
+    return greedy[3::4][: args.validation]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -223,14 +224,13 @@ def train(
 ) -> None:  # fmt: skip
     """Stage 3 for one drafter: train until the deadline and write the result to `folder`/drafter."""
     folder.mkdir(parents=True, exist_ok=True)
-    held_out = held_out_numbers(store, args)
     if kind == CONVERSION:
         runs: Iterable[TrainingRun[Any]] = [conversion_run(args, folder, target)]
     else:
-        model = former or first_drafter(args, kind, folder, target, store, layers, held_out)
+        model = former or first_drafter(args, kind, folder, target, store, layers)
         runs = drafter_runs(args, kind, folder, target, model.to(device=args.device, dtype=target.embedding.dtype))
     for training in runs:
-        if not train_in_time(training, store, held_out, args, deadline):
+        if not train_in_time(training, store, args, deadline):
             break
         training.optimiser.adopt_means()  # a next stage continues from the validated weights
     made = folder / ("delta" if kind == CONVERSION else "drafter")
@@ -239,20 +239,20 @@ def train(
             delta.save(training.model, made)
         else:
             networks.save(training.model, training.frozen.head, made)
-    write_facts(made, store, held_out, training)
+    write_facts(made, len(store) - len(held_out_numbers(store, args)), store.rows[1], training)
 
 
 def first_drafter(
-    args: argparse.Namespace, kind: str, folder: Path, target: TargetModel, store: FeatureStore,
-    layers: tuple[int, ...], held_out: list[int],
+    args: argparse.Namespace, kind: str, folder: Path, target: TargetModel, store: FeatureStore, layers: tuple[int, ...]
 ) -> TrainedModel:  # fmt: skip
     """Return the drafter before its first step, in float32; its heads see no held-out answer."""
     config = drafter_config(args, kind, target, layers)
     model = fresh_drafter(args, config, target, draft_vocabulary(store, config, folder / "vocab.json"), store[0].tokens)
     if isinstance(model, BlockModel) and not (folder / "checkpoint.pt").exists():
+        held_out = set(held_out_numbers(store, args))
         hidden = {tuple(s.tokens[s.prompt :].tolist()) for s in (store[i] for i in held_out)}
         more = [s.response_ids for path in args.pair_answers for s in read_samples(path)]
-        numbers = [i for i in range(len(store)) if i not in set(held_out)]
+        numbers = [i for i in range(len(store)) if i not in held_out]
         start_markov(model, store, numbers, [ids for ids in more if ids not in hidden], device=target.device)
     return model
 
@@ -290,13 +290,14 @@ def schedule_of(kind: str, gamma: int, steps: int = 0) -> Schedule | None:
 
 
 def train_in_time(
-    training: TrainingRun[Any], store: FeatureStore, held_out: list[int], args: argparse.Namespace, deadline: Deadline
+    training: TrainingRun[Any], store: FeatureStore, args: argparse.Namespace, deadline: Deadline
 ) -> bool:
     """Resume and train a run; return False, with a message, if the deadline came first."""
     if training.resume():
         print(f"resuming {training.folder} at step {training.step}")
     try:
-        training.train(store, held_out, follow=args.follow, deadline=deadline)
+        split = AnswerSplit(store, partial(held_out_numbers, args=args))
+        training.train(split, follow=args.follow, deadline=deadline)
     except OutOfTime:
         where = f"step {training.step} of {training.recipe.steps} in {training.folder}"
         print(f"the minutes are over at {where}; the same command goes on")
@@ -304,12 +305,10 @@ def train_in_time(
     return True
 
 
-def write_facts(folder: Path, store: FeatureStore, held_out: list[int], training: TrainingRun[Any]) -> None:
-    """Save a description next to the finished weights."""
-    facts = {
-        "sequences": len(store) - len(held_out), "answer_tokens": store.rows[1], "steps": training.step,
-        "anchors": training.anchors, "seconds": round(training.seconds),
-    }  # fmt: skip
+def write_facts(folder: Path, sequences: int, tokens: int, training: TrainingRun[Any]) -> None:
+    """Save a description next to the finished weights. sequences: trained on. tokens: of all answers."""
+    work = {"steps": training.step, "anchors": training.anchors, "seconds": round(training.seconds)}
+    facts = {"sequences": sequences, "answer_tokens": tokens} | work
     replacing.replace({folder / "training.json": json.dumps(facts, indent=2) + "\n"})
     print(f"{folder.name} written to {folder}")
 

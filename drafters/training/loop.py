@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -224,9 +224,7 @@ class TrainingRun(ABC, Generic[Model]):
                 writer.writerow(columns)
             writer.writerow([f"{v:.5g}" if isinstance(v, float) else v for v in (row.get(c, "") for c in columns)])
 
-    def train(
-        self, store: FeatureStore, held_out: list[int], *, follow: bool = False, deadline: Deadline = NEVER
-    ) -> None:
+    def train(self, split: AnswerSplit, *, follow: bool = False, deadline: Deadline = NEVER) -> None:
         """Train up to `recipe.steps`, logging means over `LOG_EVERY` steps and keeping a checkpoint from before the
         decay.
 
@@ -234,22 +232,22 @@ class TrainingRun(ABC, Generic[Model]):
 
         Raises OutOfTime, with the checkpoint written, where the deadline comes first.
         """
-        recipe, split, self.deadline = self.recipe, _Split(store, held_out), deadline
+        recipe, store, self.deadline = self.recipe, split.store, deadline
         if not split.training:
             raise ValueError("no training sequences: give more prompts, or a smaller --validation")
         batches, size, saved, means = None, 0, time.monotonic(), Means()
-        name = f"train {self.model.config.kind}"
-        with tqdm(total=recipe.steps, initial=self.step, desc=name, unit="step") as progress:
+        config = self.model.config
+        with tqdm(total=recipe.steps, initial=self.step, desc=f"train {config.kind}", unit="step") as progress:
             while self.step < recipe.steps:
                 began = time.monotonic()
-                if batches is None or size != recipe.block(self.step, self.model.config.gamma):
-                    size = recipe.block(self.step, self.model.config.gamma)
+                if batches is None or size != recipe.block(self.step, config.gamma):
+                    size = recipe.block(self.step, config.gamma)
                     batches = self.batches(store, split.training, size)
                 means.add(self.update(next(batches)))
                 self.seconds += time.monotonic() - began
                 progress.update()
                 if self.step % LOG_EVERY == 0:
-                    self._report(means.take(), store, split, progress)
+                    self._report(means.take(), split, progress)
                 if self.step == recipe.steps - recipe.decay_steps:
                     self.save(self.folder / "before-decay.pt")
                 late = deadline.passed
@@ -274,7 +272,7 @@ class TrainingRun(ABC, Generic[Model]):
         self.anchors += len(batch.anchors)
         return row
 
-    def _report(self, means: dict[str, Any], store: FeatureStore, split: _Split, progress: tqdm) -> None:
+    def _report(self, means: dict[str, Any], split: AnswerSplit, progress: tqdm) -> None:
         """Log these means, and validate where it is due."""
         progress.set_postfix_str(f"first {means['first']:.3f} accept {means['accept']:.3f}")
         means |= {
@@ -284,25 +282,27 @@ class TrainingRun(ABC, Generic[Model]):
             "rate": self._rate(self.step - 1),
         }
         if self.step % self.recipe.validate_every == 0 or self.step == self.recipe.steps:
-            if split.held_out:
-                means[self.measured] = self.validate(store, split.held_out, "held out")
-            if split.seen:
-                means[f"{self.measured}{SEEN}"] = self.validate(store, split.seen, "trained on")
+            for numbers, which, suffix in ((split.held_out, "held out", ""), (split.seen, "trained on", SEEN)):
+                if numbers:
+                    means[self.measured + suffix] = self.validate(split.store, numbers, which)
         self.log(means)
 
 
-class _Split:
-    """A store's sequences: held out, trained on, and as many greedy ones of the latter to compare (`seen`)."""
+class AnswerSplit:
+    """A store's sequences: held out by `rule`, trained on, and as many greedy ones of the latter (`seen`)."""
 
-    def __init__(self, store: FeatureStore, held_out: list[int]) -> None:
-        self.store, self.held_out = store, held_out
-        self.hidden = {store.entries[i].digest for i in held_out}
-        self.seen = [i for i in self.training if store.entries[i].temperature == 0][: len(held_out)]
+    def __init__(self, store: FeatureStore, rule: Callable[[FeatureStore], list[int]]) -> None:
+        self.store, self._rule = store, rule
+        self.seen = [i for i in self.training if store.entries[i].temperature == 0][: len(self.held_out)]
+
+    @property
+    def held_out(self) -> list[int]:
+        return self._rule(self.store)
 
     @property
     def training(self) -> list[int]:
-        """Sequences to train on, including ones added since."""
-        return [i for i, entry in enumerate(self.store.entries) if entry.digest not in self.hidden]
+        hidden = set(self.held_out)
+        return [i for i in range(len(self.store)) if i not in hidden]
 
 
 class Means:

@@ -8,6 +8,8 @@ import resource
 from copy import copy
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -244,10 +246,40 @@ def test_a_run_follows_another_that_writes_answers(
         return grow(store)
 
     monkeypatch.setattr(FeatureStore, "grow", growing)
+    trained, judged, batches = set[int](), set[int](), ReaderRun.batches
+
+    def noting(run: ReaderRun, store: FeatureStore, numbers: list[int], size: int) -> Any:
+        trained.update(numbers)
+        return batches(run, store, numbers, size)
+
+    def judging(run: ReaderRun, store: FeatureStore, numbers: list[int], which: str) -> float:
+        if which == "held out":
+            judged.update(numbers)
+        return 1.0
+
+    monkeypatch.setattr(ReaderRun, "batches", noting)
+    monkeypatch.setattr(ReaderRun, "validate", judging)
     assert train.run(args) == 0
     assert seen[-1] > 10
     facts = json.loads((tmp_path / "out" / "drafter" / "training.json").read_text())
     assert facts["sequences"] > 8
+    first = len(judged)
+    args.steps = 40
+    assert train.run(args) == 0  # resumed
+    assert len(judged) >= first > 2
+    assert not trained & judged
+
+
+def test_more_answers_hold_out_none_that_was_trained_on() -> None:
+    args = argparse.Namespace(from_log=[], validation=5)
+    entries = [SimpleNamespace(temperature=float(number % 3 == 1)) for number in range(60)]
+
+    def held_out(count: int) -> list[int]:
+        return train.held_out_numbers(SimpleNamespace(entries=entries[:count]), args)  # type: ignore[arg-type]
+
+    for count in range(60):
+        assert held_out(count) == [number for number in held_out(60) if number < count]
+    assert [len(held_out(count)) for count in (4, 6, 12, 60)] == [0, 1, 2, 5]
 
 
 @pytest.mark.slow
