@@ -91,25 +91,22 @@ class Learning:
 
     async def run(self) -> None:
         """Learn until cancelled."""
-        self._start()
         pausing = asyncio.create_task(self._go_on_while_idle())
-        work, restart_at = self._settle, math.inf
+        work, start_at = self._settle, -math.inf
         try:
             while True:
                 try:
+                    if time.monotonic() > start_at:
+                        start_at = math.inf
+                        self._start()
                     await work()
                     work = self._look
                 except (OSError, ValueError, worker_rpc.EngineFailed) as error:  # a full disk, a changed folder
                     logger.warning("learning: %s", error)
                 await asyncio.sleep(LOOK_SECONDS)
-                if self.process.running:
-                    restart_at = math.inf
-                elif restart_at == math.inf:
+                if start_at == math.inf and not self.process.running:
                     logger.warning("the learner has ended: %s", self.numbers.get("error") or "it was killed")
-                    restart_at = time.monotonic() + RESTART_SECONDS
-                elif time.monotonic() > restart_at:
-                    self._start()
-                    restart_at = math.inf
+                    start_at = time.monotonic() + RESTART_SECONDS
         finally:
             pausing.cancel()
             self.process.end()
@@ -165,7 +162,8 @@ class Learning:
             return None
 
     async def _notice_rollback(self) -> None:
-        """Give all engines the drafter in use; if one took it back, give all the drafter that it returned to."""
+        """Give all engines the drafter in use; if one took it back, give all the drafter that it returned to, or that
+        of the start if one cannot use it."""
         exchanges, worse = await self._exchanges(), self.state.in_use
         wanted = self._path(worse) if worse else ""
         if not (different := [each["in_use"] for each in exchanges if each["in_use"] != wanted]):
@@ -174,7 +172,8 @@ class Learning:
             # The user deleted the drafters, or an engine or the disk refused a promotion.
             await worker_rpc.command(self.manager, worker_rpc.USE, wanted)
             return
-        now = different[0]
+        refused = {self._path(name) for name in self.state.refused}.union(*(each["refused"] for each in exchanges))
+        now = next((folder for folder in different if folder not in refused), "")
         await worker_rpc.command(self.manager, worker_rpc.USE, now)
         self._write(Path(now).name if now else None, refused=worse)
         self.events.append(self._note("rollback", self.folder, drafter=worse, before=self.state.in_use))

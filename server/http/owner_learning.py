@@ -2,6 +2,7 @@
 its owner's requests alone."""
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -66,9 +67,12 @@ class OwnerLearning(Learning, ABC):
         """Return the name of the learned drafter in use, read at the first request; "" for the server's own."""
         if learner not in self.states:
             folder = self.folder / learner
-            self.states[learner] = state = ServerState.read(folder)
+            state = ServerState.read(folder)
             if state.in_use and not (folder / DRAFTERS / state.in_use / "config.json").is_file():
-                self._set(learner, None, refused=state.in_use)
+                state = ServerState(None, (*state.refused, state.in_use))
+                with contextlib.suppress(OSError):  # a full disk fails no request
+                    state.write(folder)
+            self.states[learner] = state
         return self.states[learner].in_use or ""
 
     async def _settle(self) -> None:

@@ -22,11 +22,13 @@ from outrider.server.plugin.decode.optional.learning import Exchange
 
 
 class Engines:
-    """damaged: folders that the second engine cannot read."""
+    """damaged: name of a folder that the second engine cannot read."""
 
     def __init__(self, damaged: str = "") -> None:
+        self.damaged = damaged
+
         def reload(folder: str) -> None:
-            if damaged and folder.endswith(damaged):
+            if self.damaged and folder.endswith(self.damaged):
                 raise OSError("damaged")
 
         drafters: Any = SimpleNamespace(reload=lambda folder: None), SimpleNamespace(reload=reload)
@@ -48,12 +50,16 @@ class Engines:
 
 class Process:
     running = False
+    failures = 0
+    """Starts that fail at first."""
 
     def __init__(self, settings: Any) -> None:
         self.starts: list[float] = []
 
     def start(self) -> None:
         self.starts.append(time.monotonic())
+        if len(self.starts) <= self.failures:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     def pause(self) -> None: ...
 
@@ -117,6 +123,26 @@ def test_a_drafter_that_one_engine_refuses_serves_on_none(
     assert events(tmp_path) == (["promotion"] if damaged else ["promotion", "promotion", "rollback"])
 
 
+def test_engines_that_share_no_former_drafter_return_to_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One takes a drafter back, and another can no longer read the one before."""
+    engines = Engines()
+    learns = start(tmp_path, engines, monkeypatch)
+    for name in ("0001", "0002"):
+        offer(tmp_path, name)
+        look(learns)
+    engines.damaged = "0001"
+    first = engines.exchanges[0]
+    first.watch._before, first.watch._drafts = 0.9, 1000
+    first.begins()
+    for _ in range(4):
+        look(learns)
+    assert engines.in_use == ["", ""]
+    assert ServerState.read(tmp_path) == ServerState(None, ("0002", "0001"))
+    assert events(tmp_path) == ["promotion", "promotion", "rollback", "rollback"]
+
+
 @pytest.mark.parametrize("alike", [True, False])
 def test_a_calibration_is_judged_on_held_out_answers(alike: bool, tmp_path: Path) -> None:
     """All drafts of every second answer are accepted; of the rest all or none."""
@@ -176,7 +202,11 @@ def test_a_full_disk_at_the_start_does_not_end_learning(tmp_path: Path, monkeypa
     assert ServerState.read(tmp_path) == ServerState(None, ("0001",))
 
 
-def test_a_learner_that_ends_at_once_is_not_restarted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("failures", [0, 2])
+def test_a_learner_that_ends_at_once_is_not_restarted_at_once(
+    failures: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Process, "failures", failures)
     learns = start(tmp_path, Engines(), monkeypatch)
     starts = learns.process.starts  # type: ignore[attr-defined]
     monkeypatch.setattr(learning, "LOOK_SECONDS", 0.01)

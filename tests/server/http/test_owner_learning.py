@@ -1,6 +1,7 @@
 """Learning per key or adapter: drafters of requests, promotions, roll-backs, removal."""
 
 import asyncio
+import errno
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,6 +93,18 @@ def learned(root: Path, owner: str | Owner, *drafters: str) -> Path:
 
 
 ANN, BOB = key("ann"), key("bob")
+
+
+def test_a_full_disk_fails_no_request(tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its key's drafter is gone, which cannot be recorded."""
+    ServerState("0001").write(learned(tmp_path, "ann"))
+    learns = started(tmp_path, ANN)
+
+    def full(self: ServerState, folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(ServerState, "write", full)
+    assert [drafter(learns, ANN) for _ in range(2)] == ["", ""]
 
 
 def test_each_key_gets_its_own_learners_drafters(tmp_path: Path, engine: Engine) -> None:
