@@ -1,7 +1,9 @@
-"""A measurement under way: one JSON line per measured point, so that a killed `outrider tune` goes on where it was."""
+"""A measurement under way: one JSON line per measured shape, so that a killed `outrider tune` goes on where it was."""
 
 import json
 import os
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,43 +12,45 @@ from outrider.storage.replacing import replace
 
 from .fingerprint import Fingerprint
 
-SCHEMA = 2
+SCHEMA = 3
+
+ShapeKey = tuple[int, int, float]
+"""Requests, tokens and cached tokens of a step. The points of its measurement may have other numbers."""
 
 
 class PartialMeasurement:
     """The points measured so far, on disk as soon as `add` returns.
 
     path: the file, made if it is missing. fingerprint: of the engine. points: earlier ones of the same engine in the
-    file, and all added since. seconds: time spent measuring so far.
+    file, and all added since. times: how often each shape was measured. seconds: time spent measuring so far.
     """
 
     def __init__(self, path: Path, fingerprint: Fingerprint):
         self.path = path
         self.points: list[Point] = []
+        self.times: Counter[ShapeKey] = Counter()
         self.seconds = 0.0
         header = json.dumps({"schema": SCHEMA, "fingerprint": fingerprint.to_json()})
-        if (lines := self._complete_lines()) and self._is_of(lines[0], fingerprint):
-            self._read(lines[1:])
-        spent = [json.dumps({"seconds": self.seconds})] if self.seconds else []
-        kept = [header, *spent, *(json.dumps(point.to_json()) for point in self.points)]
+        lines = self._complete_lines()
+        kept = [header, *filter(self._read, lines[1:] if lines[:1] == [header] else ())]
         path.parent.mkdir(parents=True, exist_ok=True)
         replace({path: "\n".join(kept) + "\n"})  # also drops a torn line, which must not be appended to
 
-    def add(self, point: Point) -> None:
-        """Append a point; when this returns it survives a kill."""
-        self._append(point.to_json())
-        self.points.append(point)
+    def add(self, shape: ShapeKey, points: Sequence[Point]) -> None:
+        """Append the points of one measurement of a shape; when this returns they survive a kill."""
+        self._append({"shape": shape, "points": [point.to_json() for point in points]})
 
     def spend(self, seconds: float) -> None:
         """Count time; when this returns that survives a kill."""
         self._append({"seconds": seconds})
-        self.seconds += seconds
 
-    def _append(self, line: Any) -> None:
+    def _append(self, content: Any) -> None:
+        line = json.dumps(content)
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(line + "\n")
             file.flush()
             os.fsync(file.fileno())
+        self._read(line)
 
     def discard(self) -> None:
         """Remove the file, once its points are in a profile."""
@@ -60,24 +64,16 @@ class PartialMeasurement:
             return []
         return text.split("\n")[:-1]
 
-    def _is_of(self, header: str, fingerprint: Fingerprint) -> bool:
-        """Return True if a file begun with this line may go on."""
+    def _read(self, line: str) -> bool:
+        """Count a line; return False if it is damaged: that shape is measured again."""
         try:
-            begun = json.loads(header)
-            return begun["schema"] == SCHEMA and not Fingerprint.from_json(begun["fingerprint"]).differences(
-                fingerprint
-            )
-        except (ValueError, KeyError, TypeError):
+            content = json.loads(line)
+            if "seconds" in content:
+                self.seconds += float(content["seconds"])
+            else:
+                points = [Point.from_json(each) for each in content["points"]]
+                self.times[tuple(content["shape"])] += 1
+                self.points += points
+        except (ValueError, TypeError, KeyError):
             return False
-
-    def _read(self, lines: list[str]) -> None:
-        """Read the points of an earlier measurement."""
-        for line in lines:
-            try:
-                content = json.loads(line)
-                if isinstance(content, dict) and content.keys() == {"seconds"}:
-                    self.seconds += float(content["seconds"])
-                else:
-                    self.points.append(Point.from_json(content))
-            except (ValueError, TypeError):
-                continue  # damaged in the middle: that point is measured again
+        return True

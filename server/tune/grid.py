@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial as partial_of
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -53,9 +52,8 @@ async def measure_grid(
     progress: Progress,
     run: Run,
 ) -> list[Point]:
-    """Time the shapes in turn, each `effort.rounds` times less its points in `partial`; return all their points. Raises
+    """Time the shapes in turn, each `effort.rounds` times less those in `partial`; return all their points. Raises
     RuntimeError if there are none."""
-    times = Counter((point.requests, point.tokens, point.context) for point in partial.points)
     total = effort.rounds * len(shapes)
     budget = IdleBudget(effort.seconds, partial.seconds if partial.points else 0.0)
 
@@ -71,9 +69,9 @@ async def measure_grid(
         round_number, shape = number // len(shapes), shapes[number % len(shapes)]
         if budget.exhausted:
             break
-        if times[shape.requests, shape.tokens, shape.total_context(effort.steps)] <= round_number:
-            for point in await measure(shape):
-                partial.add(point)
+        key = shape.requests, shape.tokens, shape.total_context(effort.steps)
+        if partial.times[key] <= round_number and (points := await measure(shape)):
+            partial.add(key, points)
         progress("step times", number + 1, total)
     if not (points := points_of(partial.points, shapes, effort.steps)):
         raise RuntimeError("no step ran alone; is the server busy?")

@@ -8,12 +8,17 @@ import pytest
 from profile_samples import HERE, POINTS
 
 from outrider.profiles.measurement_log import PartialMeasurement
+from outrider.scheduler.cost.step_times import Point
+
+
+def add(partial: PartialMeasurement, *points: Point) -> None:
+    for point in points:
+        partial.add((point.requests, point.tokens, point.context), [point])
 
 
 def measured(path: Path, count: int = 5) -> PartialMeasurement:
     partial = PartialMeasurement(path, HERE)
-    for point in POINTS[:count]:
-        partial.add(point)
+    add(partial, *POINTS[:count])
     return partial
 
 
@@ -22,18 +27,28 @@ def test_added_points_survive_a_restart(tmp_path: Path) -> None:
     measured(path)
     again = PartialMeasurement(path, HERE)
     assert again.points == list(POINTS[:5])
-    again.add(POINTS[5])
+    add(again, POINTS[5])
     assert PartialMeasurement(path, HERE).points == list(POINTS[:6])
     again.discard()
     assert not path.exists()
     assert PartialMeasurement(path, HERE).points == []
 
 
+def test_a_shape_counts_whatever_its_points_are(tmp_path: Path) -> None:
+    path, shape = tmp_path / "partial.jsonl", (1, 4, 128.0)
+    partial = PartialMeasurement(path, HERE)
+    for _ in range(2):
+        partial.add(shape, POINTS[1:3])
+    for again in (partial, PartialMeasurement(path, HERE)):
+        assert again.points == [*POINTS[1:3]] * 2
+        assert again.times == {shape: 2}
+
+
 def test_the_time_that_it_took_is_there_too(tmp_path: Path) -> None:
     path = tmp_path / "partial.jsonl"
     partial = measured(path, 2)
     partial.spend(1.5)
-    partial.add(POINTS[2])
+    add(partial, POINTS[2])
     partial.spend(0.25)
     for _ in range(2):
         again = PartialMeasurement(path, HERE)
@@ -47,7 +62,7 @@ def test_a_torn_last_line_costs_that_point_only_and_is_not_appended_to(tmp_path:
     path.write_bytes(path.read_bytes()[:-cut])
     again = PartialMeasurement(path, HERE)
     assert again.points == list(POINTS[:4])
-    again.add(POINTS[7])
+    add(again, POINTS[7])
     assert PartialMeasurement(path, HERE).points == [*POINTS[:4], POINTS[7]]
 
 
@@ -76,7 +91,7 @@ def test_a_measurement_of_another_engine_starts_anew(tmp_path: Path) -> None:
     measured(path)
     other = PartialMeasurement(path, replace(HERE, threads=1))
     assert other.points == []
-    other.add(POINTS[0])
+    add(other, POINTS[0])
     assert PartialMeasurement(path, replace(HERE, threads=1)).points == [POINTS[0]]
 
 
@@ -93,8 +108,7 @@ def test_a_file_that_is_something_else_starts_anew(tmp_path: Path, header: str) 
 def measure(path: Path, rounds: int) -> None:
     for _ in range(rounds):
         partial = PartialMeasurement(path, HERE)
-        for point in POINTS[:4]:
-            partial.add(point)
+        add(partial, *POINTS[:4])
         partial.discard()
 
 
