@@ -1,5 +1,6 @@
 """The engine's part in learning: answers, promotions, roll-backs."""
 
+import itertools
 import json
 import threading
 from pathlib import Path
@@ -222,14 +223,22 @@ def test_requests_that_end_unnoticed_are_not_held(tmp_path: Path) -> None:
     assert not list(parts._running)
 
 
-def test_a_full_disk_is_logged_once_and_harmless(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    store = AnswerStore(tmp_path, 10_000)
-    store.close()
-    (tmp_path / "answers").rename(tmp_path / "aside")
-    (tmp_path / "answers").touch()  # every write fails from now on
-    keeper = keeping(store)
-    reqs = [request(str(number)) for number in range(3)]
-    for req in reqs:
-        keeper.finished(req)
-    keeper.save()
-    assert len([record for record in caplog.records if "cannot be kept" in record.message]) == 1
+@pytest.mark.parametrize("error", [OSError, RuntimeError])
+def test_failed_writes_are_logged_once_and_harmless(
+    error: type[Exception], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper, numbers = keeping(AnswerStore(tmp_path, 10_000)), itertools.count()
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    for time in (1, 2):
+        with monkeypatch.context() as patched:
+            patched.setattr(AnswerStore, "append", fail)
+            for _ in range(3):
+                keeper.finished(request(str(next(numbers))))
+            keeper.save()
+        assert len([record for record in caplog.records if "cannot be kept" in record.message]) == time
+        keeper.finished(request(str(next(numbers))))
+        keeper.save()
+    assert len(AnswerReader(tmp_path).read()) == 2

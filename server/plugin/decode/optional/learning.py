@@ -68,19 +68,19 @@ class AnswerKeeper(OptionalPart):
         whole = req.multimodal_inputs is None and not isinstance(req.finished_reason, FINISH_ABORT)
         if options.learn and req.lora_id == options.adapter and whole:
             temperature = 0.0 if params.top_k == 1 else float(params.temperature)
-            prompt, response = [*req.origin_input_ids], [*req.output_ids_through_stop]
-            self._writer.submit(
-                self._write, options.learner, Answer(prompt, response, temperature, changes_logits(params))
-            )
+            tokens = [*req.origin_input_ids], [*req.output_ids_through_stop]
+            answer = Answer(*tokens, temperature, changes_logits(params))
+            self._writer.submit(self._write, options.learner, answer)
 
     def save(self) -> None:
         """Wait until all finished answers are written."""
         self._writer.submit(int).result()
 
     def _write(self, learner: str, answer: Answer) -> None:
-        """Keep an answer. A full disk does not end the engine: it is logged, once."""
+        """Keep an answer. A full disk does not end the engine: of failures in a row the first is logged."""
         try:
             self.store_of(learner).append(answer)
+            self._failed = False
         except Exception as error:
             if not self._failed:
                 logger.warning("answers cannot be kept for the drafter to learn from: %s", error)
