@@ -33,14 +33,14 @@ class KeyBudget:
 class KeyUsage:
     """A key and its use, which survives changes of the key's limits.
 
-    clock: seconds since 1970, monotonic. used_today: tokens, known from an earlier start.
+    clock: seconds since 1970, monotonic. day: tokens, known from an earlier start.
     """
 
-    def __init__(self, key: Key, clock: Callable[[], float], used_today: int = 0) -> None:
+    def __init__(self, key: Key, clock: Callable[[], float], day: DayCount | None = None) -> None:
         self.key = key
         self.under_way = 0
         self.clock = clock
-        self.minute, self.day = TokenWindow(), DayCount(day_of(clock()), used_today)
+        self.minute, self.day = TokenWindow(), day or DayCount()
         self._requests = _request_window(key)
 
     def change(self, key: Key) -> None:
@@ -166,12 +166,11 @@ class Access:
     ) -> None:
         self.path = path
         self.clock = clock or ServerClock()
-        self._used = dict(used or {})
+        self._started, self._used = day_of(self.clock()), dict(used or {})
+        self._known: dict[str, KeyUsage] = {}  # by name, also of removed keys: a key may return
         self._flag_key = None
         if api_key is not None:
-            self._flag_key = self._key_usage(
-                Key(name=FLAG_KEY_NAME, digest=key_file.digest(api_key.encode()), admin=True)
-            )
+            self._flag_key = Key(name=FLAG_KEY_NAME, digest=key_file.digest(api_key.encode()), admin=True)
         self._seen = _signature(path)
         self._key_usages: tuple[KeyUsage, ...] = ()
         self._set_keys(key_file.read(path) if path is not None else ())
@@ -215,24 +214,21 @@ class Access:
             await asyncio.sleep(POLL_SECONDS)
             await self.reload_if_changed()
 
-    def _key_usage(self, key: Key) -> KeyUsage:
-        return KeyUsage(key, self.clock, self._used.pop(key.name, 0))
-
     def used_today(self) -> tuple[int, dict[str, int]]:
         """Return the day, see `token_limits.day_of`, and each key's tokens of that day, by its name."""
         now = self.clock()
-        return day_of(now), {
-            key_usage.key.name: taken for key_usage in self._key_usages if (taken := key_usage.day.taken(now))
-        }
+        used = self._used if day_of(now) == self._started else {}
+        taken = {name: key_usage.day.taken(now) for name, key_usage in self._known.items()}
+        return day_of(now), {name: tokens for name, tokens in (used | taken).items() if tokens}
 
     def _set_keys(self, keys: Iterable[Key]) -> None:
-        former = {key_usage.key.name: key_usage for key_usage in self._key_usages}
-        key_usages = [self._flag_key] if self._flag_key is not None else []
+        keys = (*((self._flag_key,) if self._flag_key is not None else ()), *keys)
         for key in keys:
-            key_usage = former.get(key.name) or self._key_usage(key)
-            key_usage.change(key)
-            key_usages.append(key_usage)
-        self._key_usages = tuple(key_usages)
+            if key.name not in self._known:
+                before = DayCount(self._started, self._used.get(key.name, 0))
+                self._known[key.name] = KeyUsage(key, self.clock, before)
+            self._known[key.name].change(key)
+        self._key_usages = tuple(self._known[key.name] for key in keys)
 
 
 def _signature(path: Path | None) -> tuple[int, ...] | None:

@@ -1,5 +1,6 @@
 """The file of the keys' usage of the day."""
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,6 +61,30 @@ def test_usage_of_the_day_outlives_a_restart(tmp_path: Path) -> None:
     kept, access = started()
     assert used(access) == {}
     kept.close(access)
+
+
+def test_a_key_that_returns_has_its_usage_of_the_day(tmp_path: Path) -> None:
+    """As when it is replaced: removed, and added under the same name."""
+    time = Time()
+    access = Access(None, file := keys_file(tmp_path), clock=time)
+    text = file.read_text()
+    access._key_usages[1].take(70)
+
+    def changed(content: str) -> dict[str, int]:
+        file.write_text(content)
+        asyncio.run(access.reload_if_changed())
+        return used(access)
+
+    without = text[: text.index("[b]")]
+    assert changed(without) == changed(text) == {"b": 70}
+    assert access._key_usages[1].day.taken(time.now) == 70
+
+    day = int(time.now // DAY_SECONDS)
+    file.write_text(without)
+    access = Access(None, file, clock=time, used={"b": 70})
+    assert access.used_today() == (day, {"b": 70})  # its file of usage still says so
+    time.now += DAY_SECONDS
+    assert used(access) == changed(text) == {}
 
 
 def test_a_file_of_usage_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
