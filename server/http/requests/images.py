@@ -131,8 +131,11 @@ def opened(url: str) -> Image.Image:
 
 def decoded(url: str) -> Image.Image:
     """Return the image in a checked URL, turned as its camera says; raises ValueError for a damaged one."""
+    image = opened(url)
     try:
-        return ImageOps.exif_transpose(opened(url)).convert("RGB")
+        image.getexif()  # read, and then dropped: Pillow would write it again, and fails at odd fields
+        image.info.pop("exif", None)
+        return ImageOps.exif_transpose(image).convert("RGB")
     except (OSError, SyntaxError) as error:
         raise ValueError(f"an image is damaged: {error}") from None
 
