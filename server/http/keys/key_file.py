@@ -213,7 +213,11 @@ def _locked(path: Path) -> Iterator[None]:
 def _replace(path: Path, text: str) -> None:
     target = path.resolve()  # a link to the file stays one
     try:
-        replace({target: text}, mode=target.stat().st_mode & 0o777 if target.exists() else 0o600)
+        before = target.stat() if target.exists() else None
+        replace({target: text}, mode=before.st_mode & 0o777 if before else 0o600)
+        if before is not None:
+            with contextlib.suppress(PermissionError):
+                os.chown(target, before.st_uid, before.st_gid)  # else the server could not read what root has written
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
 

@@ -123,6 +123,16 @@ def test_errors_of_bad_files_name_place_and_reason(text: str, message: str, tmp_
     assert len(str(raised.value)) < len(str(file)) + 300
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+def test_a_file_that_root_changes_stays_its_owners(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "keys.toml"
+    make(capsys, "old", "--api-keys", str(file))
+    os.chown(file, 1234, 5678)
+    make(capsys, "new", "--api-keys", str(file))
+    assert main(["key", "old", "--api-keys", str(file), "--remove"]) == 0
+    assert (file.stat().st_uid, file.stat().st_gid) == (1234, 5678)
+
+
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read: No such file"):
         Access(None, tmp_path / "keys.toml")
