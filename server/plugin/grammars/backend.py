@@ -50,8 +50,7 @@ class GrammarCache:
         )
 
     def get(self, key: tuple[str, str]) -> BaseGrammarObject | None:
-        kept = self._kept.get(key)
-        if kept is None:
+        if (kept := self._kept.get(key)) is None:
             return None
         self._kept.move_to_end(key)
         refused = getattr(followed(kept[0]), "refused", None)
@@ -72,9 +71,7 @@ class GrammarCache:
         self._gauge.set(0)
 
     def _drop(self, key: tuple[str, str]) -> None:
-        dropped = self._kept.pop(key, None)
-        if dropped is not None:
-            self.bytes -= dropped[1]
+        self.bytes -= self._kept.pop(key, (None, 0))[1]
 
 
 def compiled_bytes(grammar: Any) -> int:

@@ -93,7 +93,10 @@ class Examiner:
             written = compiled.serialize_json()
             if len(written) > MAX_CARRIED_BYTES:
                 return GrammarVerdict(GrammarOutcome.COSTLY, "is too large when compiled; simplify it")
-            self.folder.write(name, written)
+            try:
+                self.folder.write(name, written)
+            except OSError:  # the disk is full: no fault of the grammar
+                return GrammarVerdict(GrammarOutcome.BUSY, "the compiled grammar cannot be kept; try again")
             carried = len(written)
         return GrammarVerdict(GrammarOutcome.ACCEPTED, seconds=time.process_time() - begun, carried=carried)
 

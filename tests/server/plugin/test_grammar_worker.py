@@ -1,5 +1,6 @@
 """The process that compiles grammars survives slow, large and deadly ones."""
 
+import errno
 import json
 import os
 import select
@@ -190,6 +191,17 @@ def test_slow_grammars_are_carried(folder: GrammarFolder, monkeypatch: pytest.Mo
     assert verdict.carried == folder.file("a|b").stat().st_size > 0
     monkeypatch.setattr(examine, "MAX_CARRIED_BYTES", 10)
     assert examiner.examine("regex", "c", "c").outcome is GrammarOutcome.COSTLY
+
+
+def test_a_full_disk_is_no_fault_of_a_grammar(folder: GrammarFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verdict of "busy" is not remembered."""
+    monkeypatch.setattr(examine, "CARRY_SECONDS", -1.0)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(GrammarFolder, "write", full)
+    assert Examiner.of(folder, options(), threads=1).examine("regex", "a|b", "a|b").outcome is GrammarOutcome.BUSY
 
 
 @pytest.mark.slow
