@@ -77,7 +77,7 @@ async def tune(
     written = [
         draft_graphs.to_json(graph, graph_fingerprint(settings, resolved.model, name)) for name, graph in graphs.items()
     ]
-    saved = result.write(resolved, points, effort, how, graphs=written)
+    saved = result.write(resolved, points, effort, how, graphs=written, refined=refined)
     partial.discard()
     await worker_rpc.command(manager, worker_rpc.RELOAD)
     return TunedGraphs(saved, rounds.block, graphs, untuned, counts)

@@ -54,7 +54,7 @@ async def measure_grid(
 ) -> list[Point]:
     """Time the shapes in turn, each `effort.rounds` times less those in `partial`; return all their points. Raises
     RuntimeError if there are none."""
-    total = effort.rounds * len(shapes)
+    turns = [(round_number, shape) for round_number in range(effort.rounds) for shape in shapes]
     budget = IdleBudget(effort.seconds, partial.seconds if partial.points else 0.0)
 
     async def measure(shape: Shape) -> list[Point]:
@@ -65,14 +65,13 @@ async def measure_grid(
             partial.spend(budget.spent - before)
 
     await measure(shapes[0])  # warm
-    for number in range(total):
-        round_number, shape = number // len(shapes), shapes[number % len(shapes)]
+    for number, (round_number, shape) in enumerate(turns, 1):
         if budget.exhausted:
             break
         key = shape.requests, shape.tokens, shape.total_context(effort.steps)
         if partial.times[key] <= round_number and (points := await measure(shape)):
             partial.add(key, points)
-        progress("step times", number + 1, total)
+        progress("step times", number, len(turns))
     if not (points := points_of(partial.points, shapes, effort.steps)):
         raise RuntimeError("no step ran alone; is the server busy?")
     return points

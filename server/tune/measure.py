@@ -165,7 +165,8 @@ async def tune(
         parts.append(Records.concatenate([none, *await answer_all(part, record, seconds, progress, run)]))
     dataset = f"{len(prompts)} prompts, greedy and sampled"
     calibration = fit_table(*parts, dataset=dataset, verification=settings.verification)
-    saved = result.write(resolved, points, effort, how, calibration=calibration.to_json(), prefills=prefills)
+    fitted = calibration.to_json()
+    saved = result.write(resolved, points, effort, how, calibration=fitted, prefills=prefills, refined=refined)
     partial.discard()
     await worker_rpc.command(manager, worker_rpc.RELOAD)
     return Tuned(saved, calibration, len(parts[1]))

@@ -28,8 +28,10 @@ def begin(resolved: Resolved) -> PartialMeasurement:
 
 def write(resolved: Resolved, points: Iterable[Point], effort: Effort, how: str, **beside: Any) -> Profile:
     """Save the measurement to the folder `resolved.settings.profile`. how: the command, for people. beside: `prefills`
-    of the profile, `calibration` and `graphs` of `store.save`."""
+    of the profile, `calibration` and `graphs` of `store.save`, `refined` of `measure.tune`. Raises RuntimeError."""
     folder = _folder(resolved)
+    if beside.get("refined") and store.read(folder).thorough:  # by POST /outrider/tune
+        raise RuntimeError("it was measured thoroughly meanwhile")
     profile = Profile(
         name=folder.name,
         fingerprint=profile_lookup.fingerprint(resolved.settings, resolved.model),
