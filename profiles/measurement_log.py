@@ -64,10 +64,8 @@ class PartialMeasurement:
         """Return True if a file begun with this line may go on."""
         try:
             begun = json.loads(header)
-            return begun["schema"] == SCHEMA and not Fingerprint.from_json(begun["fingerprint"]).differences(
-                fingerprint
-            )
-        except (ValueError, KeyError, TypeError):
+            return begun == {"schema": SCHEMA, "fingerprint": fingerprint.to_json()}
+        except ValueError:
             return False
 
     def _read(self, lines: list[str]) -> None:
@@ -79,5 +77,5 @@ class PartialMeasurement:
                     self.seconds += float(content["seconds"])
                 else:
                     self.points.append(Point.from_json(content))
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, KeyError):
                 continue  # damaged in the middle: that point is measured again
