@@ -85,12 +85,7 @@ class ResponsesWriter:
             return item | {"type": "message", "role": "assistant", "content": content}
         if block.kind == "reasoning":
             return item | {"type": "reasoning", "summary": [], "content": content}
-        return item | {
-            "type": "function_call",
-            "call_id": block.call_id,
-            "name": block.name,
-            "arguments": block.text,
-        }
+        return item | {"type": "function_call", "call_id": block.call_id, "name": block.name, "arguments": block.text}
 
 
 def _part(block: Block) -> dict[str, Any]:
