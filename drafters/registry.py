@@ -94,11 +94,7 @@ DRAFTERS = {
         denoising_steps=1,
     ),
     "specdiff": DrafterEntry(
-        *DIFFUSION,
-        "the same, in several steps",
-        kind="diffusion",
-        expected_run_length=1.6,
-        denoising_steps=2,
+        *DIFFUSION, "the same, in several steps", kind="diffusion", expected_run_length=1.6, denoising_steps=2
     ),
     "ngram": DrafterEntry(
         "outrider.drafters.ngram:NgramDrafter", ("gamma", "device", "corpora"), "prompt lookup, without a model"

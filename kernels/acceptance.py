@@ -217,11 +217,7 @@ def _token_probs(draft_probs: torch.Tensor, vocab: torch.Tensor | None, tokens: 
 
 
 def accept_logits(
-    batch: Verification,
-    request: torch.Tensor,
-    logits: torch.Tensor,
-    rules: Rules,
-    row_keys: torch.Tensor | None = None,
+    batch: Verification, request: torch.Tensor, logits: torch.Tensor, rules: Rules, row_keys: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Do `accept` from the target's logits [T, V]; rows at and beyond `qo_indptr[R]` are padding.
 

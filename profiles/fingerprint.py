@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,6 @@ SAMPLE_BYTES = 1 << 20
 STEP_REVISION = {"cpu": 4, "cuda": 7}
 """Raise a device's number when a change to kernels or worker changes its step times: older profiles are then refused
 and measured anew. Keep it otherwise, so that users keep their profiles."""
-EQUAL_STEPS = ({"0.5.21", "0.5.23"},)
-"""Sets of SGLang's versions with equal step times on a CPU: `outrider bench micro steps` of both in turn. A CPU's
-profile measured with one version of a set fits the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,29 +42,12 @@ class Fingerprint:
     step_revision: int
 
     def differences(self, here: Fingerprint) -> list[str]:
-        """Return "field: its value, here another" for each field that differs; see `EQUAL_STEPS`."""
+        """Return "field: its value, here another" for each field that differs."""
         stored, present = asdict(self), asdict(here)
-        if self.instruction_set and any({self.sglang, here.sglang} <= versions for versions in EQUAL_STEPS):
-            del stored["sglang"]
         return [f"{name}: {stored[name]!r}, here {present[name]!r}" for name in stored if stored[name] != present[name]]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Any) -> Fingerprint:
-        """Read the JSON form; raises ValueError naming fields that are missing, unknown or of another type."""
-        if not isinstance(data, dict):
-            raise ValueError(f"a fingerprint is an object, not {type(data).__name__}")
-        names = {field.name: field.type for field in fields(cls)}
-        wrong = [f"lacks {name}" for name in names if name not in data]
-        wrong += [f"has an unknown {name}" for name in data if name not in names]
-        wrong += [
-            f"has {n} {data[n]!r}, not {t}" for n, t in names.items() if n in data and type(data[n]).__name__ != t
-        ]
-        if wrong:
-            raise ValueError("the fingerprint " + "; ".join(wrong))
-        return cls(**data)
 
 
 def cpu_name() -> str:

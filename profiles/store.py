@@ -37,7 +37,7 @@ class ProfileError(ValueError):
 class Profile:
     """The measurements of one engine.
 
-    prefills: measured chunks of prompts; older profiles have none, and chunks that are served tell instead.
+    prefills: measured chunks of prompts; without any, chunks that are served tell instead.
     thorough: False: a quick one, to be refined. measured_at: ISO 8601, UTC. measured_how: the command, for people.
     folder: where it lies; None until it is saved.
     """
@@ -105,33 +105,27 @@ def read(folder: Path) -> Profile:
     path = folder / PROFILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        if (schema := content["schema"]) != SCHEMA:
+            raise ValueError(f"it has schema {schema!r}, this version of Outrider reads {SCHEMA}")
+        return Profile(
+            name=folder.name,
+            fingerprint=Fingerprint(**content["fingerprint"]),
+            points=StepCost(map(Point.from_json, content["points"])).points,
+            thorough=content["thorough"] is True,
+            measured_at=str(content["measured_at"]),
+            measured_how=str(content["measured_how"]),
+            prefills=tuple(map(PrefillPoint.from_json, content["prefills"])),
+            folder=folder,
+        )
     except FileNotFoundError:
         raise ProfileError(f"{folder} is no profile: it has no {PROFILE}; measure one: outrider tune") from None
     except OSError as error:
         raise ProfileError(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise _damaged(path, error) from error
-    schema = content.get("schema") if isinstance(content, dict) else None
-    if schema != SCHEMA:
+    except (ValueError, KeyError, TypeError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
         raise ProfileError(
-            f"{path} has schema {schema!r}, this version of Outrider reads {SCHEMA}; measure anew: outrider tune"
-        )
-    try:
-        profile = Profile(
-            name=folder.name,
-            fingerprint=Fingerprint.from_json(content["fingerprint"]),
-            points=StepCost.from_json(content["points"]).points,
-            thorough=content["thorough"] is True,
-            measured_at=str(content["measured_at"]),
-            measured_how=str(content["measured_how"]),
-            prefills=tuple(PrefillPoint.from_json(point) for point in content.get("prefills", ())),
-            folder=folder,
-        )
-    except KeyError as error:
-        raise _damaged(path, f"it lacks {error}") from error
-    except ValueError as error:
-        raise _damaged(path, error) from error
-    return profile
+            f"{path} is damaged ({reason}); delete its folder and measure anew: outrider tune"
+        ) from error
 
 
 def load(wanted: str, here: Fingerprint, roots: Sequence[Path]) -> Profile:
@@ -189,7 +183,3 @@ def _json(content: Any) -> str:
 
 def _folders(root: Path) -> list[Path]:
     return sorted(path.parent for path in root.glob(f"*/{PROFILE}"))
-
-
-def _damaged(path: Path, reason: object) -> ProfileError:
-    return ProfileError(f"{path} is damaged ({reason}); delete its folder and measure anew: outrider tune")

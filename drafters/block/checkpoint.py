@@ -162,11 +162,7 @@ def load(folder: str | Path, *, dtype: torch.dtype = torch.bfloat16, device: str
 
 
 def load_as(
-    make: type[Model],
-    folder: str | Path,
-    *,
-    dtype: torch.dtype = torch.bfloat16,
-    device: str | torch.device = "cpu",
+    make: type[Model], folder: str | Path, *, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu"
 ) -> Model:
     """Read a drafter folder in either storage as a `make`; raises CheckpointError where it cannot be used."""
     folder = Path(folder)

@@ -31,13 +31,7 @@ class DiffusionDrafter(EncodingDrafter):
     """
 
     def __init__(
-        self,
-        model: DiffusionModel,
-        *,
-        embedding: Rows,
-        head: Rows,
-        gamma: int | None = None,
-        denoising_steps: int = 1,
+        self, model: DiffusionModel, *, embedding: Rows, head: Rows, gamma: int | None = None, denoising_steps: int = 1
     ) -> None:
         config = model.config
         check_shapes(config, embedding, head, gamma)

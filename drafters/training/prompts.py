@@ -47,10 +47,7 @@ def parse_line(text: str, where: str) -> AnsweredPrompt:
     if not isinstance(temperature, int | float) or temperature < 0:
         raise BadLine(f"{where}: `temperature` must be a number of at least 0, got {temperature!r}")
     return AnsweredPrompt(
-        turns=tuple(turns),
-        source=str(row.get("source", "")),
-        temperature=float(temperature),
-        response_ids=tuple(ids),
+        turns=tuple(turns), source=str(row.get("source", "")), temperature=float(temperature), response_ids=tuple(ids)
     )
 
 

@@ -41,12 +41,7 @@ def drawn_openings(tokenizer: Any, count: int, seed: int) -> list[str]:
 
 
 def write_prompts(
-    target: TargetModel,
-    openings: list[str],
-    count: int,
-    *,
-    seed: int,
-    rows: int = 64,
+    target: TargetModel, openings: list[str], count: int, *, seed: int, rows: int = 64
 ) -> list[AnsweredPrompt]:
     """Return prompts by the target: its own user turns, each beginning with one of `openings` ("" for a free turn).
     Turns that do not end within `PROMPT_TOKENS` are dropped, so fewer than `count` may come back."""

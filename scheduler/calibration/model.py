@@ -70,13 +70,8 @@ class Calibration:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Any) -> Calibration:
-        """Raises ValueError; skips unknown keys."""
-        if not isinstance(data, dict):
-            raise ValueError(f"expected an object, not {type(data).__name__}")
-        known = {key: data[key] for key in cls.__dataclass_fields__ if key in data}
-        fields: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in known.items()}
-        return cls(**fields)
+    def from_json(cls, data: dict[str, Any]) -> Calibration:
+        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
 
 
 def logit(confidence: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ import torch
 
 from outrider.kernels.upload import upload
 
-from .classes import CLASSES, SOURCES
+from .classes import CLASSES
 from .model import Calibration
 
 
@@ -65,26 +65,14 @@ class CalibrationTable:
         return {"dataset": self.dataset, "verification": self.verification, "cases": classes}
 
     @classmethod
-    def from_json(cls, data: Any) -> Self:
-        """Raises ValueError for data of another form."""
-        try:
-            cases, newer = data["cases"], SOURCES[2:]  # sources that older calibrations lack stay raw
-            present = [case for case in CLASSES if case in cases or not case.endswith(newer)]
-            known = {case: Calibration.from_json(cases[case]) for case in present}
-            verification = data.get("verification", "token")
-            return cls.of(known, known[CLASSES[0]].gamma, dataset=str(data["dataset"]), verification=verification)
-        except KeyError as error:
-            raise ValueError(f"not a calibration: it lacks {error}") from None
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"not a calibration: {error}") from None
-
-    @classmethod
     def load(cls, path: Path) -> Self:
-        """Raises ValueError naming the file."""
+        """Read `to_json` from a file; raises ValueError naming it."""
         try:
-            return cls.from_json(json.loads(path.read_text()))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{path}: {error}") from None
+            data = json.loads(path.read_text())
+            by_class = tuple(Calibration.from_json(data["cases"][case]) for case in CLASSES)
+            return cls(by_class, data["dataset"], data["verification"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is no calibration: {error!r}") from None
 
 
 def parameters_of_each(

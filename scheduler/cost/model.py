@@ -103,15 +103,6 @@ class StepCost:
         bits = requests.bit_length()
         self._deciding[bits] = running_mean(self._deciding.get(bits, 0.0), seconds)
 
-    # -- JSON -----------------------------------------------------------------------------------------------------
-
-    @classmethod
-    def from_json(cls, data: Any) -> StepCost:
-        """Raises ValueError for data of another form."""
-        if not isinstance(data, list):
-            raise ValueError(f"a step-cost grid is a list of measured points, not {type(data).__name__}")
-        return cls(Point.from_json(entry) for entry in data)
-
     # -- dense curves ---------------------------------------------------------------------------------------------
 
     def _make_dense(self, requests: int, bits: int) -> _Dense:

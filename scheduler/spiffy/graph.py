@@ -98,10 +98,5 @@ class DraftGraph:
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
-        """Raises ValueError for data of another form."""
-        try:
-            nodes = tuple(frozenset((int(i), int(j)) for i, j in entry["pairs"]) for entry in data)
-            parents = tuple(tuple(int(parent) for parent in entry["parents"]) for entry in data)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"a draft graph is a list of nodes with pairs [i, j] and parents: {error!r}") from None
-        return cls(nodes, parents)
+        nodes = tuple(frozenset((int(i), int(j)) for i, j in entry["pairs"]) for entry in data)
+        return cls(nodes, tuple(tuple(int(parent) for parent in entry["parents"]) for entry in data))

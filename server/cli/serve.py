@@ -109,7 +109,7 @@ async def _refine(engine: Engine, resolved: Resolved, traffic: Traffic) -> None:
         if quick.thorough:
             return
         cores = resolved.settings.schedulers * resolved.settings.resolved_threads
-        idle = Idle(traffic, cores=max(1, cores), processes=[p.pid for p in engine.processes.values() if p.pid])
+        idle = Idle(traffic, cores=max(1, cores))
         _say(
             f"Profile {quick.name} is a quick one: it is refined while no request is served, about two minutes "
             "of work in all, on one core on average (--no-tune stops that)"

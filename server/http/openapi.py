@@ -1,6 +1,6 @@
 """Make /openapi.json from the models that parse requests; /docs shows it (`routes/page.py`).
 
-It describes the accepted fields, with bounds and defaults of the running server.
+It describes the accepted fields, with bounds and defaults of the running server, and no answers.
 """
 
 import math
@@ -66,14 +66,9 @@ def request_body(model: type, **example: Any) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": body}}}
 
 
-def responses(
-    model: type[BaseModel] | None = None, *, kind: str = "", text: str = ""
-) -> dict[int | str, dict[str, Any]]:
-    """Return `responses` of a route: 200 with this model, or with a body of another kind that `text` describes."""
-    good: dict[str, Any] = {"model": model} if model else {}
-    if kind:
-        good["content"] = {kind: {"schema": {"description": text}}}  # no type: some tools take it for an event's
-    return {200: good}
+def responses(kind: str, text: str) -> dict[int | str, dict[str, Any]]:
+    """Return `responses` of a route: besides JSON a body of this content type, which `text` describes."""
+    return {200: {"content": {kind: {"schema": {"description": text}}}}}  # no type: some tools take it for an event's
 
 
 def install(

@@ -71,10 +71,7 @@ def ragged_layout(qo_indptr: torch.Tensor, tokens: int) -> RaggedVerifyLayout:
     """Return SGLang's description of a batch of `tokens`; the begins and ends of requests [R+1] stay on the device."""
     ends = qo_indptr.to(torch.int32)
     return RaggedVerifyLayout(
-        verify_lens=ends[1:] - ends[:-1],
-        graph_num_tokens=tokens,
-        extend_start_loc=ends[:-1],
-        qo_indptr_device=ends,
+        verify_lens=ends[1:] - ends[:-1], graph_num_tokens=tokens, extend_start_loc=ends[:-1], qo_indptr_device=ends
     )
 
 

@@ -52,11 +52,7 @@ class Declared:
         unset="the embedded model",
     )
     served_model_name: str | None = _model(None, "the name that requests use", metavar="NAME", unset="the model's")
-    lora_paths: tuple[str, ...] = _model(
-        (),
-        "[LoRA adapters](#adapters) to serve",
-        metavar="NAME=FOLDER,…",
-    )
+    lora_paths: tuple[str, ...] = _model((), "[LoRA adapters](#adapters) to serve", metavar="NAME=FOLDER,…")
     enable_lora: bool = _model(False, "let administrators load adapters")
     dtype: str = _model(
         "auto",

@@ -15,7 +15,6 @@ import pytest
 from profile_samples import HERE, profile
 
 from outrider.profiles import store
-from outrider.profiles.fingerprint import EQUAL_STEPS
 from outrider.profiles.store import ProfileError
 
 
@@ -62,14 +61,6 @@ def test_every_field_of_a_fingerprint_counts() -> None:
         assert HERE.differences(changed)[0].startswith(f"{name}: ")
 
 
-def test_versions_of_sglang_with_equal_steps_share_profiles_on_cpus_alone() -> None:
-    older, newer = sorted(EQUAL_STEPS[0])[:2]
-    assert replace(HERE, sglang=older).differences(replace(HERE, sglang=newer)) == []
-    on_gpu = replace(HERE, sglang=older, instruction_set="")
-    assert on_gpu.differences(replace(on_gpu, sglang=newer)) == [f"sglang: {older!r}, here {newer!r}"]
-    assert replace(HERE, sglang=older).differences(replace(HERE, sglang="0.1")) == [f"sglang: {older!r}, here '0.1'"]
-
-
 def test_the_users_profiles_come_before_the_shipped_and_the_latest_first(tmp_path: Path) -> None:
     user, shipped = tmp_path / "user", tmp_path / "shipped"
     store.save(profile("shipped", measured_at="2026-09-01T00:00:00Z"), shipped, None)
@@ -96,11 +87,10 @@ def test_a_damaged_profile_does_not_hide_a_good_one(tmp_path: Path, caplog: pyte
     [
         (lambda text: text[: len(text) // 2], "is damaged"),
         (lambda text: "", "is damaged"),
-        (lambda text: "[]", "schema None"),
+        (lambda text: "[]", "is damaged"),
         (lambda text: text.replace('"schema": 3', '"schema": 1'), "schema 1, this version of Outrider reads 3"),
         (lambda text: text.replace('"points"', '"dots"'), "lacks 'points'"),
-        (lambda text: text.replace('"gamma"', '"gamna"'), "lacks gamma; has an unknown gamna"),
-        (lambda text: text.replace('"gamma": 7', '"gamma": "7"'), "has gamma '7', not int"),
+        (lambda text: text.replace('"gamma"', '"gamna"'), "unexpected keyword argument 'gamna'"),
         (lambda text: text.replace('"tokens": 8', '"tokens": -8'), "tokens >= requests"),
     ],
 )

@@ -104,8 +104,8 @@ def test_a_graph_of_another_target_is_refused(change, says):
             "all pairs of its parent",
         ),
         ([{"pairs": [[0, 0]], "parents": [-1]}] * 2, "different nodes"),
-        ([{"pairs": 7, "parents": [-1]}], "list of nodes"),
-        ("nothing", "list of nodes"),
+        ([{"pairs": 7, "parents": [-1]}], "is damaged"),
+        ("nothing", "is damaged"),
     ],
 )
 def test_invalid_graphs_are_refused(nodes, says):

@@ -31,11 +31,7 @@ from .summary import Results, Summary, summarise
 if TYPE_CHECKING:
     from ...processes.engine import Engine
 
-ARMS = {
-    "off": RequestOptions(enabled=False),
-    "verify all": RequestOptions(planned=False),
-    "planned": RequestOptions(),
-}
+ARMS = {"off": RequestOptions(enabled=False), "verify all": RequestOptions(planned=False), "planned": RequestOptions()}
 ACROSS = {"across": RequestOptions(corpus="")}
 """An arm that runs only if named: planned, with lookup in the texts of its round."""
 DIFFUSION_ARMS = {

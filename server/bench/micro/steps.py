@@ -120,11 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _measure(
-    engine: Engine,
-    resolved: Resolved,
-    shapes: Sequence[Shape],
-    args: argparse.Namespace,
-    beside: dict[str, int],
+    engine: Engine, resolved: Resolved, shapes: Sequence[Shape], args: argparse.Namespace, beside: dict[str, int]
 ) -> Results:
     manager, settings = engine.tokenizer_manager, resolved.settings
     dtype = getattr(torch, settings.resolved_dtype) if settings.resolved_dtype != "auto" else torch.bfloat16

@@ -12,11 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 from sglang.srt.entrypoints.openai import serving_completions
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionTokenLogprob, LogProbs
-from sglang.srt.entrypoints.openai.utils import (
-    _is_byte_level_tokenizer,
-    _lossless_token_text,
-    token_id_to_bytes,
-)
+from sglang.srt.entrypoints.openai.utils import _is_byte_level_tokenizer, _lossless_token_text, token_id_to_bytes
 
 from .. import offload
 

@@ -6,9 +6,7 @@ from http import HTTPStatus
 from typing import Any
 
 import orjson
-from pydantic import BaseModel
 from pydantic_core import from_json
-from sglang.srt.entrypoints.anthropic.protocol import AnthropicMessagesResponse, AnthropicUsage
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -26,27 +24,6 @@ ERROR_TYPES: dict[int, str] = {
 """Anthropic's names that differ from OpenAI's, by status; `server_error` is `api_error`."""
 DELTAS = {"text": ("text_delta", "text"), "reasoning": ("thinking_delta", "thinking")}
 CALL_DELTA = ("input_json_delta", "partial_json")
-
-
-class OutputTokensDetails(BaseModel):
-    """Anthropic's, plus drafted tokens that the target accepted, and drafted tokens that it rejected."""
-
-    thinking_tokens: int
-    accepted_prediction_tokens: int
-    rejected_prediction_tokens: int
-
-
-class MessageUsage(AnthropicUsage):
-    """input_tokens: tokens that were not in the prefix cache; cache_read_input_tokens: the rest."""
-
-    output_tokens_details: OutputTokensDetails | None
-
-
-class MessageAnswer(AnthropicMessagesResponse):
-    """An answer; `metrics` and `speculation` are as in chat completions."""
-
-    content: list[dict[str, Any]]  # type: ignore[assignment]
-    usage: MessageUsage
 
 
 class MessageWriter:
@@ -127,6 +104,7 @@ def _input(arguments: str) -> dict[str, Any]:
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+    """Return Anthropic's usage, plus the drafted tokens that the target accepted and rejected."""
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     details = usage.get("completion_tokens_details")
     if details is not None:

@@ -2,48 +2,15 @@
 
 import time
 from collections.abc import Iterator
-from typing import Any, Literal
-
-from pydantic import BaseModel
+from typing import Any
 
 from ..requests.protocol import ChatRequest
 from ..requests.responses import ResponsesRequest
 from .blocks import Block, BlockStep
-from .schemas import CompletionTokensDetails
 from .translated import End, Event
 
 PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 NAMES = {"text": "output_text", "reasoning": "reasoning_text", "call": "function_call_arguments"}
-
-
-class InputTokensDetails(BaseModel):
-    cached_tokens: int
-    cache_write_tokens: int
-
-
-class ResponsesUsage(BaseModel):
-    """output_tokens_details: OpenAI's, plus drafted tokens that the target accepted, and drafted tokens that it
-    rejected."""
-
-    input_tokens: int
-    input_tokens_details: InputTokensDetails
-    output_tokens: int
-    output_tokens_details: CompletionTokensDetails
-    total_tokens: int
-
-
-class ResponsesAnswer(BaseModel):
-    """An answer, with the request's own settings; `metrics` and `speculation` are as in chat completions."""
-
-    id: str
-    object: Literal["response"]
-    created_at: int
-    status: Literal["completed", "incomplete"]
-    incomplete_details: dict[str, str] | None
-    model: str
-    output: list[dict[str, Any]]
-    store: Literal[False]
-    usage: ResponsesUsage
 
 
 class ResponsesWriter:
@@ -118,12 +85,7 @@ class ResponsesWriter:
             return item | {"type": "message", "role": "assistant", "content": content}
         if block.kind == "reasoning":
             return item | {"type": "reasoning", "summary": [], "content": content}
-        return item | {
-            "type": "function_call",
-            "call_id": block.call_id,
-            "name": block.name,
-            "arguments": block.text,
-        }
+        return item | {"type": "function_call", "call_id": block.call_id, "name": block.name, "arguments": block.text}
 
 
 def _part(block: Block) -> dict[str, Any]:

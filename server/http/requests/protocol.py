@@ -140,10 +140,7 @@ TEXT = Kind(TextRequest, TEXT_FIELDS, ids=True)
 
 
 def given_fields(
-    body: dict[str, Any],
-    known: Collection[str],
-    refused: Mapping[str, str],
-    meaningless: Mapping[str, tuple[Any, ...]],
+    body: dict[str, Any], known: Collection[str], refused: Mapping[str, str], meaningless: Mapping[str, tuple[Any, ...]]
 ) -> dict[str, Any]:
     """Return the known fields at the top of a request. Raises ApiError for any other field with an effect.
 

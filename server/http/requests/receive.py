@@ -21,14 +21,7 @@ from .dialect import Dialect, Translated
 from .effect import with_effect
 from .json_body import MAX_CONTAINERS, SMALL_BYTES, Meter, clipped, decode
 from .parsing import parse
-from .protocol import (
-    ChatRequest,
-    Kind,
-    TextRequest,
-    given_fields,
-    reject_unknown_nested_fields,
-    unknown_field,
-)
+from .protocol import ChatRequest, Kind, TextRequest, given_fields, reject_unknown_nested_fields, unknown_field
 from .validation import Limits
 
 LEVEL_HEADER, LEVEL = "X-Min-Tokens-Per-Second", "min_tokens_per_second"

@@ -30,7 +30,7 @@ def install(app: FastAPI, engine: EngineProcesses, lifecycle: Lifecycle) -> None
 
 
 def install_metrics(app: FastAPI) -> None:
-    @app.get("/metrics", responses=openapi.responses(kind="text/plain", text="Prometheus' format"))
+    @app.get("/metrics", responses=openapi.responses("text/plain", "Prometheus' format"))
     async def get_metrics() -> Response:
         body, content_type = await asyncio.get_running_loop().run_in_executor(RENDERING, metrics.render)
         return Response(body, media_type=content_type)

@@ -3,17 +3,15 @@
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Literal
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
 
 from ...processes.engine import Engine
 from .. import openapi
 from ..answers import handlers
 from ..answers.handlers import ChatHandler, TextHandler
-from ..answers.schemas import ChatAnswer, TextAnswer
 from ..errors import ApiError
 from ..keys import admission
 from ..keys.queue_limit import QueueLimit
@@ -35,29 +33,6 @@ Complete = Callable[[Kind | Dialect, Request], Awaitable[tuple[ChatRequest | Tex
 """Receives a request and answers it."""
 
 
-class ModelCard(BaseModel):
-    """A model of `/v1/models`.
-
-    max_model_len: tokens of prompt and answer together, as SGLang and vLLM name it. default_parameters: sampling of a
-        request that names none, as OpenRouter names it. activations: precision of the inputs of products with weights
-        in blocks. parent: the model that a LoRA adapter changes.
-    """
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "outrider"
-    max_model_len: int
-    default_parameters: dict[str, int | float]
-    activations: str
-    parent: str | None = None
-
-
-class ModelList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
-
-
 def install(
     app: FastAPI,
     engine: Engine,
@@ -68,8 +43,8 @@ def install(
     compiler: GrammarProcess,
     activations: str,
 ) -> tuple[ChatHandler, Complete]:
-    """Add the routes. activations: see `ModelCard`. Returns the handler of chats, and the function that answers a
-    request of any form."""
+    """Add the routes. activations: precision of the inputs of products with weights in blocks. Returns the handler of
+    chats, and the function that answers a request of any form."""
     chat = ChatHandler(engine.tokenizer_manager, engine.template_manager, compiler, sampling)
     text = TextHandler(engine.tokenizer_manager, engine.template_manager, compiler, sampling)
 
@@ -99,7 +74,7 @@ def install(
         openapi_extra=openapi.request_body(
             ChatRequest, messages=[{"role": "user", "content": EXAMPLE_QUESTION}], max_tokens=32
         ),
-        responses=openapi.responses(ChatAnswer, kind="text/event-stream", text=EVENTS),
+        responses=openapi.responses("text/event-stream", EVENTS),
     )
     async def chat_completions(raw: Request) -> Response:
         return (await complete(CHAT, raw))[1]
@@ -107,34 +82,35 @@ def install(
     @app.post(
         "/v1/completions",
         openapi_extra=openapi.request_body(TextRequest, prompt=EXAMPLE_QUESTION, max_tokens=32),
-        responses=openapi.responses(TextAnswer, kind="text/event-stream", text=EVENTS),
+        responses=openapi.responses("text/event-stream", EVENTS),
     )
     async def text_completions(raw: Request) -> Response:
         return (await complete(TEXT, raw))[1]
 
-    card = ModelCard(
-        id=limits.model,
-        created=int(time.time()),
-        max_model_len=limits.context_length,
-        default_parameters=sampling.applied,
-        activations=activations,
-    )
+    card = {
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "outrider",
+        "max_model_len": limits.context_length,  # as SGLang and vLLM name it
+        "default_parameters": sampling.applied,  # of a request that names none, as OpenRouter names them
+        "activations": activations,
+    }
 
-    def card_of(name: str) -> ModelCard:
-        return card if name == limits.model else card.model_copy(update={"id": name, "parent": limits.model})
+    def card_of(name: str) -> dict[str, Any]:
+        return {"id": name, **card, "parent": None if name == limits.model else limits.model}
 
     @app.api_route(ELSEWHERE, methods=["GET", "POST"], include_in_schema=False)
     async def elsewhere() -> Response:
         message = "this server generates text only; ask a server of an embedding model"
         raise ApiError(message, status=404, code="unsupported_endpoint")
 
-    @app.get("/v1/models", responses=openapi.responses(ModelList))
+    @app.get("/v1/models")
     async def list_models() -> JSONResponse:
-        return JSONResponse(ModelList(data=[card, *map(card_of, limits.adapters())]).model_dump())
+        return JSONResponse({"object": "list", "data": [card_of(name) for name in (limits.model, *limits.adapters())]})
 
-    @app.get("/v1/models/{name:path}", responses=openapi.responses(ModelCard))
+    @app.get("/v1/models/{name:path}")
     async def get_model(name: str) -> JSONResponse:
         validation.check_model(name, limits)
-        return JSONResponse(card_of(name).model_dump())
+        return JSONResponse(card_of(name))
 
     return chat, complete

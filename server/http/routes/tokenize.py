@@ -4,12 +4,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
-from sglang.srt.entrypoints.openai.protocol import (
-    DetokenizeRequest,
-    DetokenizeResponse,
-    TokenizeRequest,
-    TokenizeResponse,
-)
+from sglang.srt.entrypoints.openai.protocol import DetokenizeRequest, TokenizeRequest
 
 from .. import offload, openapi
 from ..answers.handlers import ChatHandler
@@ -80,20 +75,12 @@ def install(app: FastAPI, limits: Limits, chat: ChatHandler) -> None:
         texts = [tokenizer.decode(ids, skip_special_tokens=request.skip_special_tokens) for ids in several]
         return {"text": texts if several is request.prompt else texts[0]}
 
-    @app.post(
-        "/v1/tokenize",
-        openapi_extra=openapi.request_body(TokenizeRequest, prompt=EXAMPLE_QUESTION),
-        responses=openapi.responses(TokenizeResponse),
-    )
+    @app.post("/v1/tokenize", openapi_extra=openapi.request_body(TokenizeRequest, prompt=EXAMPLE_QUESTION))
     async def tokenize(raw: Request) -> JSONResponse:
         request = await receive.receive(raw, TOKENIZE, limits)
         return JSONResponse(await offload.run(request._body_bytes, tokenized, request))
 
-    @app.post(
-        "/v1/detokenize",
-        openapi_extra=openapi.request_body(DetokenizeRequest, tokens=[1, 2, 3]),
-        responses=openapi.responses(DetokenizeResponse),
-    )
+    @app.post("/v1/detokenize", openapi_extra=openapi.request_body(DetokenizeRequest, tokens=[1, 2, 3]))
     async def detokenize(raw: Request) -> JSONResponse:
         request = await receive.receive(raw, DETOKENIZE, limits)
         assert isinstance(request, TextRequest)

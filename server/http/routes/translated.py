@@ -3,12 +3,11 @@
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from sglang.srt.entrypoints.anthropic.protocol import AnthropicCountTokensResponse
 
 from .. import offload, openapi
 from ..answers.handlers import ChatHandler
-from ..answers.messages import MessageAnswer, MessageWriter
-from ..answers.responses import ResponsesAnswer, ResponsesWriter
+from ..answers.messages import MessageWriter
+from ..answers.responses import ResponsesWriter
 from ..answers.translated import translated
 from ..requests import receive
 from ..requests.messages import COUNT, MESSAGES
@@ -27,7 +26,7 @@ def install(app: FastAPI, limits: Limits, chat: ChatHandler, complete: Complete)
     @app.post(
         "/v1/messages",
         openapi_extra=openapi.request_body(MESSAGES.model, messages=EXAMPLE, max_tokens=32),
-        responses=openapi.responses(MessageAnswer, kind="text/event-stream", text=EVENTS),
+        responses=openapi.responses("text/event-stream", EVENTS),
     )
     async def messages(raw: Request) -> Response:
         request, answer = await complete(MESSAGES, raw)
@@ -35,11 +34,7 @@ def install(app: FastAPI, limits: Limits, chat: ChatHandler, complete: Complete)
         writer = MessageWriter(omit_thinking=thinking is not None and thinking.display == "omitted")
         return await translated(answer, writer, MESSAGES)
 
-    @app.post(
-        "/v1/messages/count_tokens",
-        openapi_extra=openapi.request_body(COUNT.model, messages=EXAMPLE),
-        responses=openapi.responses(AnthropicCountTokensResponse),
-    )
+    @app.post("/v1/messages/count_tokens", openapi_extra=openapi.request_body(COUNT.model, messages=EXAMPLE))
     async def count_tokens(raw: Request) -> JSONResponse:
         request = await receive.receive(raw, COUNT, limits)
         assert isinstance(request, ChatRequest)
@@ -49,7 +44,7 @@ def install(app: FastAPI, limits: Limits, chat: ChatHandler, complete: Complete)
     @app.post(
         "/v1/responses",
         openapi_extra=openapi.request_body(RESPONSES.model, input=EXAMPLE_QUESTION, max_output_tokens=32),
-        responses=openapi.responses(ResponsesAnswer, kind="text/event-stream", text=EVENTS),
+        responses=openapi.responses("text/event-stream", EVENTS),
     )
     async def responses(raw: Request) -> Response:
         request, answer = await complete(RESPONSES, raw)

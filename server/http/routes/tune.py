@@ -1,13 +1,14 @@
 """POST /outrider/tune: the running server measures itself and goes on with the new profile.
 
-The body is a `TuneRequest`. The answer comes when the measurement is done; the log shows its progress.
+The body is a `TuneRequest`. The answer comes when the measurement is done: a table for people, and the folder of the
+profile on this machine. The log shows the progress.
 """
 
 import asyncio
 import logging
 
 from fastapi import FastAPI, Request
-from pydantic import BaseModel
+from fastapi.responses import JSONResponse
 
 from ...processes.engine import Engine
 from ...settings.resolve import Resolved
@@ -22,19 +23,12 @@ from ..requests.validation import Limits
 logger = logging.getLogger(__name__)
 
 
-class TuneResult(BaseModel):
-    """table: the measurement for people. folder: of the profile, on the server's machine."""
-
-    table: str
-    folder: str
-
-
 def install(app: FastAPI, resolved: Resolved, engine: Engine, lifecycle: Lifecycle, limits: Limits) -> None:
     """Add the route; one measurement at a time, and only while the server is idle."""
     settings, busy = resolved.settings, asyncio.Lock()
 
     @app.post("/outrider/tune", openapi_extra=openapi.request_body(TuneRequest))
-    async def tune_server(raw: Request) -> TuneResult:
+    async def tune_server(raw: Request) -> JSONResponse:
         request = await receive.receive_as(TuneRequest, raw, limits)
         if not settings.profiled:
             raise ApiError(
@@ -53,4 +47,4 @@ def install(app: FastAPI, resolved: Resolved, engine: Engine, lifecycle: Lifecyc
                 )
             except (OSError, ValueError, RuntimeError) as error:
                 raise ApiError(f"not measured: {error}", status=500) from error
-        return TuneResult(table=tuned.table(), folder=str(tuned.profile.folder))
+        return JSONResponse({"table": tuned.table(), "folder": str(tuned.profile.folder)})

@@ -79,10 +79,7 @@ def positions_of(forward_batch: Any) -> torch.Tensor:
     """Return [3, N] int64 positions of the tokens of a prefill batch."""
     parts = []
     for start, count, images in zip(
-        forward_batch.extend_prefix_lens_cpu,
-        forward_batch.extend_seq_lens_cpu,
-        forward_batch.mm_inputs,
-        strict=True,
+        forward_batch.extend_prefix_lens_cpu, forward_batch.extend_seq_lens_cpu, forward_batch.mm_inputs, strict=True
     ):
         counted = torch.arange(start, start + count).expand(3, -1)
         if images is not None:

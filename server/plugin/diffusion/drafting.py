@@ -279,11 +279,7 @@ class StateDrafting:
 
 
 def likely_tokens(
-    logits: torch.Tensor,
-    rules: Rules,
-    keys: torch.Tensor,
-    count: int,
-    confidence: torch.Tensor,
+    logits: torch.Tensor, rules: Rules, keys: torch.Tensor, count: int, confidence: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return tokens [M, count] int64, the likeliest first, and their probabilities [M, count] float32 from logits [M,
     V].

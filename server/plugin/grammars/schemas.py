@@ -16,7 +16,7 @@ TYPED = {
 }
 """Constraints that xgrammar ignores without a type."""
 CONSTRAINTS = TYPED | {
-    *("properties", "patternProperties", "additionalProperties", "items", "prefixItems", "propertyNames"),
+    *("properties", "patternProperties", "additionalProperties", "items", "prefixItems", "propertyNames")
 }
 
 

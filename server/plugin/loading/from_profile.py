@@ -47,7 +47,7 @@ def load_plan(config: PluginConfig, learned: str = "") -> tuple[Planner, Calibra
 
 
 def load_prefills(config: PluginConfig) -> tuple[PrefillPoint, ...]:
-    """Return measured chunks of prompts; none where the profile is missing, unreadable, or too old to have them."""
+    """Return measured chunks of prompts; none where the profile is missing or unreadable."""
     if not (Path(config.profile) / store.PROFILE).is_file():
         return ()
     try:

@@ -8,10 +8,10 @@ import pytest
 from asking import MODEL
 from metrics_page import metric
 from running import HTTP, Server
+from sglang.srt.entrypoints.openai.protocol import ChatCompletionResponse, CompletionResponse
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from outrider.server.http.answers.schemas import ChatAnswer, TextAnswer
 from outrider.server.http.answers.speculation import KEY, TokenTrace, add_totals
 from outrider.server.plugin.decode.optional.trace import LOOKUP, MAKERS, TARGET
 
@@ -103,7 +103,7 @@ def stream(server: Server, path: str, **body: Any) -> Iterator[dict[str, Any]]:
 def ask(server: Server, path: str = "completions", **body: Any) -> dict[str, Any]:
     answer = HTTP.post(f"{server.url}/v1/{path}", json={"model": MODEL} | body, timeout=60)
     assert answer.status_code == 200, answer.text
-    (ChatAnswer if path.startswith("chat") else TextAnswer).model_validate(answer.json())
+    (ChatCompletionResponse if path.startswith("chat") else CompletionResponse).model_validate(answer.json())
     return answer.json()
 
 

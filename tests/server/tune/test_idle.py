@@ -1,9 +1,6 @@
 """Work in idle time."""
 
 import asyncio
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +10,7 @@ import pytest
 
 from outrider.server.http.lifecycle import Lifecycle, State
 from outrider.server.http.listen import _until_stopping
-from outrider.server.tune.idle import Idle, IdleBudget, can_restore_priority, lowest_priority
+from outrider.server.tune.idle import Idle, IdleBudget
 
 
 def traffic() -> Lifecycle:
@@ -190,39 +187,3 @@ def test_a_budget_counts_work_and_not_the_waiting_for_it() -> None:
         assert not IdleBudget(None, spent=1e9).exhausted
 
     asyncio.run(scenario())
-
-
-SPINNING = """
-import threading, sys, time
-threading.Thread(target=time.sleep, args=(60,)).start()
-print("there", flush=True)
-sys.stdin.readline()
-threading.Thread(target=time.sleep, args=(60,)).start()
-print("another", flush=True)
-time.sleep(60)
-"""
-
-
-def test_processes_have_the_lowest_priority_meanwhile_and_their_own_afterwards() -> None:
-    if not can_restore_priority():
-        pytest.skip("who has lowered a priority here may not raise it again")
-    process = subprocess.Popen(
-        [sys.executable, "-c", SPINNING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    )
-
-    def policies() -> list[int]:
-        return [os.sched_getscheduler(int(task)) for task in os.listdir(f"/proc/{process.pid}/task")]
-
-    try:
-        assert process.stdin
-        assert process.stdout
-        assert process.stdout.readline() == "there\n"
-        assert policies() == [os.SCHED_OTHER] * 2
-        with lowest_priority([process.pid, 2**22 - 1]):  # one of them is gone
-            assert policies() == [os.SCHED_IDLE] * 2
-            process.stdin.write("\n")
-            assert process.stdout.readline() == "another\n"
-        assert policies() == [os.SCHED_OTHER] * 3
-    finally:
-        process.kill()
-        process.wait()
