@@ -49,9 +49,9 @@ def text(row: int, length: int = CONTEXT) -> torch.Tensor:
     return torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(row))
 
 
-def pages(rows: int = 4, context: int = CONTEXT) -> torch.Tensor:
+def pages(rows: int = 4, context: int = CONTEXT, *, slots: int = SLOTS, seed: int = 5) -> torch.Tensor:
     """A page table with slots in random order; slot 0 is unused."""
-    order = 1 + torch.randperm(SLOTS - 1, generator=torch.Generator().manual_seed(5))
+    order = 1 + torch.randperm(slots - 1, generator=torch.Generator().manual_seed(seed))
     return order[: rows * context].view(rows, context).int()
 
 

@@ -37,7 +37,7 @@ def test_drafts_equal_the_training_forward(config: BlockConfig) -> None:
         assert torch.equal(draft.tokens[row], drafted(drafter.model, frozen, step)[0][0])
 
 
-@pytest.mark.parametrize("config", BLOCKS.values(), ids=BLOCKS)
+@pytest.mark.parametrize("config", [BLOCKS[name] for name in ("truncated", "wide", "wide dflash2", "lilicorr")])
 def test_weights_exchanged_while_it_serves(config: BlockConfig, tmp_path: Path) -> None:
     """The new draft vocabulary has the same size."""
     scene = Scene.of_block(config)

@@ -101,16 +101,16 @@ def said(
         prefix = block.tokens[:i]
         survival = survival * sure_of(block, i) if i < GAMMA else Fraction(0)
         if survival < Fraction(1, 6):
-            go_on(prefix, chance)  # type: ignore[arg-type]
+            go_on(prefix, chance)
             return
-        p, token = tables.target(prefix), block.tokens[i]  # type: ignore[arg-type]
+        p, token = tables.target(prefix), block.tokens[i]
         q = q_of(block, i)
-        kept = min(Fraction(1), p[token] / q[token])  # type: ignore[index]
+        kept = min(Fraction(1), p[token] / q[token])
         verify(block, i + 1, survival, chance * kept)
         rest = [max(Fraction(0), a - b) for a, b in zip(p, q, strict=True)]
         for rival in TOKENS:
             if kept < 1 and rest[rival]:
-                go_on((*prefix, rival), chance * (1 - kept) * rest[rival] / sum(rest))  # type: ignore[arg-type]
+                go_on((*prefix, rival), chance * (1 - kept) * rest[rival] / sum(rest))
 
     for block in blocks(tables, schedule, Drafted(Fraction(1))):
         if block.chance:
@@ -235,8 +235,6 @@ def test_a_block_depends_on_its_keys_alone(steps: int, temperature: float) -> No
         assert torch.equal(alone[0][0], together[0][i])
         assert_near(alone[2][0], together[2][i], WORDS)
         if heat[i]:
-            assert alone[1] is not None
-            assert together[1] is not None
             assert_near(alone[1][0], together[1][i], WORDS)
         else:
             assert alone[1] is None

@@ -122,30 +122,22 @@ def test_training_starts_from_dflash(target_folder: Path) -> None:
     torch.manual_seed(0)
     model = BlockModel(dataclasses.replace(DFLASH2, choosing=CodebookChoosing(16, 8)))
     layer = model.draft_layers[0]
-    assert layer.mlp_conv is not None
     x, other = torch.randn(2, 10, 32)
     for side in (0, 1):
         assert torch.equal(layer.mlp_conv(x, other, 5, side), x)
-    assert model.candidate_selector is not None
     logits = torch.randn(2, 4, 96)
     ids, scores = model.candidate_selector(logits, torch.randn(2, 4, 32), torch.tensor([1, 2]))
     assert torch.equal(ids.gather(-1, scores[:, :, 0].argmax(-1, keepdim=True))[..., 0], logits.argmax(-1))
 
 
 @pytest.mark.slow
-def test_a_run_learns_goes_on_and_is_measured_as_it_drafts(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
+def test_a_run_learns_and_is_measured_as_it_drafts(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
     args = arguments("dflash2", target_folder, prompts, tmp_path / "whole")
     assert train.run(args) == 0
     check_learned(tmp_path / "whole")
     folder = tmp_path / "whole" / "drafter"
     assert networks.kind_of(folder) == "dflash2"
-    for steps in ("23", "80"):
-        more = ["--data", str(tmp_path / "whole"), "--steps", steps]
-        assert train.run(arguments("dflash2", target_folder, prompts, tmp_path / "pieces", *more)) == 0
     whole = networks.load_any(folder, dtype=torch.float32)
-    pieces = networks.load_any(tmp_path / "pieces" / "drafter", dtype=torch.float32)
-    for name, value in whole.state_dict().items():
-        torch.testing.assert_close(pieces.state_dict()[name], value, atol=1e-2, rtol=1e-2)
     assert whole.candidate_selector.successor_codebook.any()
     assert (whole.layers[0].mlp_conv.base_kernel[:, 1] != 0).any()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from margins import assert_near
-from tiny_drafters import TERMS, TINY, decode_with, make_model, make_target
+from tiny_drafters import TERMS, TINY, check_what_measuring_finds, make_model, make_target
 from tiny_training import check_learned, training
 
 from outrider.drafters.block.checkpoint import load
@@ -96,12 +96,10 @@ def test_train_learns_survives_a_kill_and_drafts(
         export(parser.parse_args([str(runs[0]), str(tmp_path / "plain"), *of_mean]))
 
     target = TargetModel.load(str(target_folder), dtype=torch.float32)
-    assert (
-        BlockDrafter.load(
-            make_target(target.config, target.embedding, target.head), tmp_path / "whole" / "drafter"
-        ).gamma
-        == 4
-    )
+    folder = tmp_path / "whole" / "drafter"
+    drafter = BlockDrafter.load(make_target(target.config, target.embedding, target.head), folder)
+    assert drafter.gamma == 4
+    check_what_measuring_finds(drafter, target, folder, prompts)
 
 
 def test_answers_are_written_again_after_a_full_disk(
@@ -117,23 +115,8 @@ def test_answers_are_written_again_after_a_full_disk(
             measure.target_answers(target, str(prompts), **asked)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert measure.target_answers(target, str(prompts), **asked)
-
-
-@pytest.mark.slow
-def test_measured_tau_equals_decoding_with_the_drafter(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
-    """`measure` must count as draft, verify and accept do."""
-    folder = tmp_path / "run"
-    train.run(arguments(target_folder, prompts, folder, "--temperatures", "0"))
-    target = TargetModel.load(str(target_folder), dtype=torch.float32)
-    asked = {"count": 6, "new_tokens": 20, "temperature": 0.0, "kept": tmp_path / "answers"}
     answers = measure.target_answers(target, str(prompts), **asked)
-    assert answers == measure.target_answers(target, str(prompts), **asked)
-    (measured,) = measure.measure(target, [measure.Arm("trained", folder / "drafter")], answers)
-    drafter = BlockDrafter.load(make_target(target.config, target.embedding, target.head), folder / "drafter")
-    cycles = sum(decode_with(drafter, target, ids, prompt) for ids, prompt in answers)
-    assert measured.cycles == cycles
-    assert measured.tokens == sum(len(ids) - prompt - 1 for ids, prompt in answers)
+    assert answers == measure.target_answers(target, str(prompts), **asked) != []
 
 
 @pytest.mark.slow
@@ -288,10 +271,8 @@ def test_layers_that_no_engine_captures_are_refused(target_folder: Path, prompts
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-def test_dflash_trains(target_folder: Path, prompts: Path, tmp_path: Path) -> None:
-    args = arguments(target_folder, prompts, tmp_path / "out", "--start", "fresh", "--steps", "20", "--loss", "authors")
-    args.kind = "dflash"
+def test_the_authors_losses_of_each_kind(tmp_path: Path) -> None:
+    args = arguments(tmp_path, tmp_path, tmp_path, "--start", "fresh", "--loss", "authors")
     recipe = train.make_recipe(args, "dflash")
     assert recipe.losses(0) == recipe.losses(10**6) == LossWeights(ce=1.0, tv=0.0)
     assert train.make_recipe(args, "dspark").losses(0) == LossWeights(ce=1.0, tv=0.9)
@@ -299,8 +280,6 @@ def test_dflash_trains(target_folder: Path, prompts: Path, tmp_path: Path) -> No
     onwards = copy(args)
     onwards.start = "a drafter"
     assert train.make_recipe(onwards, "dspark").losses(0) == LossWeights(ce=0.1, tv=0.9)
-    assert train.run(args) == 0
-    assert load(tmp_path / "out" / "drafter").config.kind == "dflash"
 
 
 @pytest.mark.parametrize(
@@ -332,7 +311,6 @@ def test_markov_head_starts_from_token_pairs(tmp_path: Path) -> None:
     answers = [(40, 5), (41, 5), (24, 5), (24, 5), (24, 5)]
     assert start_markov(model, store, [0], answers, iterations=200) < 1.0
     head = model.markov_head
-    assert head is not None
     best = head.w2(head.w1(torch.tensor([14, 20, 28, 40, 41, 24]))).argmax(-1)
     assert best.tolist() == [15, 21, 29, 5, 5, 5]
     assert torch.equal(model.norm.weight, before * 0.3)

@@ -215,6 +215,20 @@ def batch(table: torch.Tensor, rows: list[int], lengths: list[int], temperature:
     )  # fmt: skip
 
 
+def draft_after(drafter: Drafter, ids: torch.Tensor, hidden: torch.Tensor | None, temperature: float = 0.0) -> Draft:
+    """The draft of a new drafter after tokens `ids` [n] with states `hidden` [n, width], and an anchor."""
+    drafter.allocate(256)
+    places = torch.arange(len(ids))
+    drafter.observe(Features(hidden, ids, places, places))
+    one = torch.zeros(1, dtype=torch.int64)
+    return drafter.propose(
+        DraftBatch(
+            anchors=one + 3, seq_lens=one + len(ids), page_table=torch.arange(256).int()[None], rows=one,
+            temperatures=torch.full((1,), temperature), keys=torch.arange(drafter.gamma)[None],
+        )
+    )  # fmt: skip
+
+
 def check_tokens_follow_q(drafter: Drafter, table: torch.Tensor, *, positions: Iterable[int], draws: int) -> None:
     """Check that tokens of many keys follow q_k, given the prefix, and that q follows the rules.
 
@@ -229,7 +243,6 @@ def check_tokens_follow_q(drafter: Drafter, table: torch.Tensor, *, positions: I
             top_ks=torch.full((draws,), 12),
         )  # fmt: skip
         draft = drafter.propose(many)
-        assert draft.probs is not None
         columns = draft.tokens[:, k].contiguous()
         if draft.vocab is not None:
             columns = torch.searchsorted(draft.vocab, columns)

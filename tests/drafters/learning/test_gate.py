@@ -52,7 +52,7 @@ def judge(candidate: list[int], in_use: list[int] | None, **how: object) -> gate
     names = how.pop("prompts", prompts(len(candidate)))
     general = how.pop("general", GENERAL)
     used = None if in_use is None else answers(in_use)
-    return compare(answers(candidate), used, names, general, None if used is None else GENERAL, **how)  # type: ignore[arg-type]
+    return compare(answers(candidate), used, names, general, None if used is None else GENERAL, **how)
 
 
 def test_better_passes_and_equal_or_worse_does_not() -> None:
