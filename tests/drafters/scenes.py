@@ -36,7 +36,7 @@ GAMMA, SLOTS, CONTEXT, VOCAB = TINY.gamma, 4096, 48, TINY.vocab_size
 LENGTHS = (9, 30, 1)
 """Tokens of the texts that `Scene.observed` shows."""
 BLOCKS = CONFIGS | PATHS | WIDE_PATHS
-STEPS = (1, 2, 3, 4)
+STEPS = (1, 2, 4)
 DENOISERS = {f"{name} in {steps} steps": (config, steps) for name, config in DIFFUSIONS.items() for steps in STEPS}
 HEADS = {f"eagle {layout}": layout for layout in tiny_eagle.LAYOUTS}
 LAYERS = {f"mtp {layout}": layout for layout in tiny_mtp.LAYOUTS}

@@ -189,13 +189,6 @@ def test_a_flood_of_short_prompts_starves_no_long_one() -> None:
     assert long.first_token is not None
 
 
-def test_decode_steps_go_on_in_a_flood_of_prompts() -> None:
-    flood = [(when, 100) for when in np.arange(0.0, 60, 0.04).tolist()]
-    simulation = Simulation(Pauses(BOUND, made_cost()), flood)
-    simulation.run(20)
-    assert max(simulation.gaps) <= BOUND * 1.02 + STEP
-
-
 def test_service_levels_get_the_time_they_need_from_every_prompt() -> None:
     share = level_share(np.array([30.0, 0.0]), 50.0)
     assert 0.6 < share < 0.7
