@@ -235,3 +235,11 @@ def test_a_calibration_from_before_lookups_across_requests_is_read():
     del data["cases"]["seeded, lookup"]
     with pytest.raises(ValueError, match="lacks 'seeded, lookup'"):
         CalibrationTable.from_json(data)
+
+
+def test_a_calibration_names_its_verification_rule():
+    records = synthetic(100, 1)
+    data = fit_table(records, records, dataset="", verification="block").to_json()
+    assert CalibrationTable.from_json(data).verification == "block"
+    del data["verification"]  # an older version had one rule only
+    assert CalibrationTable.from_json(data).verification == "token"
