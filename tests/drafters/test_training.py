@@ -122,7 +122,7 @@ def test_answers_are_written_again_after_a_full_disk(
 def test_an_answers_tokens_are_accepted_as_often_as_drafts() -> None:
     """Over tokens drawn from p, the mean of min(1, q / p) is the sum of min(p, q)."""
     trials, temperature, draw = 20_000, 4.0, torch.Generator().manual_seed(1)
-    p, logits = (2 * torch.randn(96, generator=draw)).softmax(-1), 6 * torch.randn(40, generator=draw)
+    p, logits = torch.randn(96, generator=draw).softmax(-1), 3 * torch.randn(40, generator=draw)
     vocab, columns, q = torch.arange(3, 83, 2), torch.full((96,), -1), torch.zeros(96)
     columns[vocab], q[vocab] = torch.arange(40), (logits / temperature).softmax(-1)
     tokens = torch.multinomial(p, trials, replacement=True, generator=draw)
