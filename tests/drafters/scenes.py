@@ -119,7 +119,8 @@ class Scene:
         """Show tokens start .. stop of text `of`, by default the row's own."""
         of = row if of is None else of
         hidden = self.states(of)[start:stop] if self.width else None
-        to.observe(Features(hidden, text(of)[start:stop], torch.arange(start, stop), table[row, start:stop].long()))
+        ids, slots = text(of, max(stop, CONTEXT))[start:stop], table[row, start:stop].long()
+        to.observe(Features(hidden, ids, torch.arange(start, stop), slots))
 
     def observed(self) -> tuple[Any, torch.Tensor]:
         """A drafter that has read texts of LENGTHS, and its page table."""
