@@ -28,9 +28,12 @@ from tiny_drafters import (
 
 from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.diffusion.drafter import DiffusionDrafter
 from outrider.drafters.eagle.drafter import EagleDrafter
 from outrider.drafters.mtp.drafter import MtpDrafter
+from outrider.drafters.training.batches import BatchMaker, TrainingStep
+from outrider.drafters.training.store import Sequence
 
 GAMMA, SLOTS, CONTEXT, VOCAB = TINY.gamma, 4096, 48, TINY.vocab_size
 LENGTHS = (9, 30, 1)
@@ -153,3 +156,22 @@ class Scene:
             self.observe(drafter, table, row, max(start, shared), stop, of=10 * life + row)
 
         check_history_is_forgotten(pages().flatten(), self.make, read)
+
+
+def drafted_steps(
+    config: BlockConfig, temperature: float
+) -> tuple[BlockDrafter, torch.Tensor, torch.Tensor | None, TrainingStep]:
+    """A block drafter, its drafts and q after texts of several lengths, and a training step on these drafts; greedy
+    ones are not in the step."""
+    scene = Scene.of_block(config)
+    drafter, table = scene.observed()
+    asking = batch(table, [0, 1, 2], list(LENGTHS), temperature)
+    draft, sequences, none = drafter.propose(asking), [], torch.zeros(config.gamma + 1, 2)
+    for row, length in enumerate(LENGTHS):
+        later = draft.tokens[row] if temperature else torch.zeros_like(draft.tokens[row])
+        text = torch.cat([torch.zeros(length).long(), asking.anchors[row : row + 1], later])
+        states = torch.nn.functional.pad(scene.states(row)[:length], (0, 0, 0, config.gamma + 1), value=100.0)
+        sequences.append(Sequence(text, length, states, none.long(), none))
+    maker = BatchMaker(config, drafter.model.vocab, device=torch.device("cpu"), tile=2)
+    step = maker.cut(sequences, [torch.tensor([length]) for length in LENGTHS], config.gamma)
+    return drafter, draft.tokens, draft.probs, step

@@ -8,20 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 from margins import assert_near
-from scenes import LENGTHS, Scene
-from tiny_drafters import DFLASH2, LILICORR, PATHS, TERMS, batch, check_what_measuring_finds, make_model, make_target
+from scenes import drafted_steps
+from tiny_drafters import DFLASH2, LILICORR, PATHS, TERMS, check_what_measuring_finds, make_model, make_target
 from tiny_training import check_learned, training
 
 from outrider.drafters import networks
 from outrider.drafters.block.checkpoint import save_compact
 from outrider.drafters.block.choosing import CodebookChoosing
-from outrider.drafters.block.config import BlockConfig
 from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.block.model import BlockModel
 from outrider.drafters.commands import train
 from outrider.drafters.config_file import CheckpointError
 from outrider.drafters.training import measure
-from outrider.drafters.training.batches import BatchMaker, TrainingStep
+from outrider.drafters.training.batches import BatchMaker
 from outrider.drafters.training.forward import FrozenTarget, hidden_states
 from outrider.drafters.training.loss import LossWeights
 from outrider.drafters.training.paths import lattice, path_loss, scores_behind
@@ -35,24 +34,6 @@ TRAINED = {name: config for name, config in PATHS.items() if not config.windows}
 
 RECIPE = "--gamma 4 --rank 8 --temperatures 0 --anchors 12 --top 32 --steps 80 --short-steps 10 --short-block 2"
 arguments = partial(training, f"{RECIPE} --validate-every 40")
-
-
-def drafted_steps(
-    config: BlockConfig, temperature: float
-) -> tuple[BlockDrafter, torch.Tensor, torch.Tensor, TrainingStep]:
-    """A drafter, its drafts and q after texts of several lengths, and a training step on these drafts."""
-    scene = Scene.of_block(config)
-    drafter, table = scene.observed()
-    asking = batch(table, [0, 1, 2], list(LENGTHS), temperature)
-    drafted = drafter.propose(asking)
-    sequences, none = [], torch.zeros(config.gamma + 1, 2)
-    for row, length in enumerate(LENGTHS):
-        text = torch.cat([torch.zeros(length).long(), asking.anchors[row : row + 1], drafted.tokens[row]])
-        whole = torch.cat([scene.states(row)[:length], torch.full((config.gamma + 1, 96), 100.0)])
-        sequences.append(Sequence(text, length, whole, none.long(), none))
-    maker = BatchMaker(config, drafter.model.vocab, device=CPU, tile=2)
-    step = maker.cut(sequences, [torch.tensor([length]) for length in LENGTHS], config.gamma)
-    return drafter, drafted.tokens, drafted.probs, step
 
 
 @pytest.mark.parametrize("name", TRAINED)
