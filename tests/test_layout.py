@@ -7,6 +7,7 @@ cli → http → bench → tune → processes → settings → model, machine �
 import ast
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -48,11 +49,17 @@ BEFORE_THE_ENGINE = (
 )
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@cache
 def imported_modules(path: Path) -> set[str]:
     """Full names of the modules, and of the names imported from them."""
     package = ("outrider", *path.relative_to(ROOT).parent.parts)
     names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -81,7 +88,7 @@ def test_imports_are_relative_within_a_folder_and_absolute_across(folder):
     """Graphs drawn from a checkout then show the folders."""
     for path in (ROOT / folder).rglob("*.py"):
         depth = len(path.relative_to(ROOT).parent.parts)
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.ImportFrom):
                 assert node.level <= depth, f"{path}:{node.lineno} leaves {folder}/: import outrider.… instead"
                 own = not node.level and (node.module or "").split(".")[:2] == ["outrider", folder]
@@ -92,7 +99,7 @@ def test_imports_are_relative_within_a_folder_and_absolute_across(folder):
 def test_imported_modules_exist(folder):
     """mypy treats missing ones as untyped."""
     for path in (ROOT / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("outrider.")):
                 above = path.parents[node.level - 1] if node.level else ROOT
                 name = node.module or "" if node.level else (node.module or "").removeprefix("outrider.")
@@ -173,7 +180,7 @@ def test_class_names_are_unique() -> None:
     places: dict[str, list[str]] = {}
     for folder in (*MAY_IMPORT, "deploy"):
         for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in nodes(path):
                 if isinstance(node, ast.ClassDef):
                     places.setdefault(node.name, []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -23,7 +23,6 @@ MOVED = {
     "peers": "outrider bench load --url NAME=URL NAME=URL…, of servers that tests/measure/peers starts",
     "drafts": "outrider tune --drafter-path FOLDER, then outrider drafters MODEL",
     "steps": "outrider bench micro steps",
-    "kernels": "`python tests/measure/kernel_times.py` in a checkout",
     "plan": "`python tests/measure/plan_times.py` in a checkout",
     "soak": "`python tests/measure/soak.py` in a checkout",
     "learn": "`python tests/measure/learning.py` in a checkout",

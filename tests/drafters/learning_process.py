@@ -34,6 +34,13 @@ def keep(folder: Path, answers: list[Answer]) -> None:
     store.close()
 
 
+def events(folder: Path, name: str) -> list[dict[str, Any]]:
+    """The learner's events of this name."""
+    path = folder / "events.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [event for event in lines if event["event"] == name]
+
+
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -86,8 +93,8 @@ def learn(command: list[str], fault: str, settings: dict[str, Any], trained: str
     settings: constants of its modules by "module.NAME". trained: file of steps and tokens; next to it, `followed` gets
     the answers that each drafter followed, and a line "gate" for each comparison.
     """
-    os.sched_setscheduler = lambda *_: None  # type: ignore[assignment] - at a low priority it would hardly run
-    os.nice = lambda _: 0  # type: ignore[assignment]
+    os.sched_setscheduler = lambda *_: None  # at a low priority it would hardly run
+    os.nice = lambda _: 0
     modules = {"gate": gate, "learner": learner, "start": start, "supply": supply}
     for (module, name), value in HURRIED.items():
         setattr(module, name, value)
@@ -102,7 +109,7 @@ def learn(command: list[str], fault: str, settings: dict[str, Any], trained: str
             file.write(f"{[step, sequence.tokens.tolist()]}\n")
         return sequence
 
-    learner.Learner._next_sequence = noted  # type: ignore[method-assign]
+    learner.Learner._next_sequence = noted
     follow, compare, followed = Drafters.follow, learner.compare, Path(trained).with_name("followed")
 
     def follow_noted(self: Drafters, drafter: Path, sequences: Any) -> Any:
@@ -116,7 +123,7 @@ def learn(command: list[str], fault: str, settings: dict[str, Any], trained: str
             file.write('["gate", []]\n')
         return compare(*given, **named)
 
-    Drafters.follow = follow_noted  # type: ignore[method-assign]
+    Drafters.follow = follow_noted
     learner.compare = compare_noted
     FAULTS[fault]()
     sys.exit(process.main(command))
@@ -147,5 +154,4 @@ def run(
             until = None
         process.join(0.05)
     assert not process.is_alive(), process.kill()
-    assert process.exitcode is not None
     return process.exitcode

@@ -28,15 +28,18 @@ from tiny_drafters import (
 
 from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.block.config import BlockConfig
+from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.diffusion.drafter import DiffusionDrafter
 from outrider.drafters.eagle.drafter import EagleDrafter
 from outrider.drafters.mtp.drafter import MtpDrafter
+from outrider.drafters.training.batches import BatchMaker, TrainingStep
+from outrider.drafters.training.store import Sequence
 
 GAMMA, SLOTS, CONTEXT, VOCAB = TINY.gamma, 4096, 48, TINY.vocab_size
 LENGTHS = (9, 30, 1)
 """Tokens of the texts that `Scene.observed` shows."""
 BLOCKS = CONFIGS | PATHS | WIDE_PATHS
-STEPS = (1, 2, 3, 4)
+STEPS = (1, 2, 4)
 DENOISERS = {f"{name} in {steps} steps": (config, steps) for name, config in DIFFUSIONS.items() for steps in STEPS}
 HEADS = {f"eagle {layout}": layout for layout in tiny_eagle.LAYOUTS}
 LAYERS = {f"mtp {layout}": layout for layout in tiny_mtp.LAYOUTS}
@@ -49,9 +52,9 @@ def text(row: int, length: int = CONTEXT) -> torch.Tensor:
     return torch.randint(VOCAB, (length,), generator=torch.Generator().manual_seed(row))
 
 
-def pages(rows: int = 4, context: int = CONTEXT) -> torch.Tensor:
+def pages(rows: int = 4, context: int = CONTEXT, *, slots: int = SLOTS, seed: int = 5) -> torch.Tensor:
     """A page table with slots in random order; slot 0 is unused."""
-    order = 1 + torch.randperm(SLOTS - 1, generator=torch.Generator().manual_seed(5))
+    order = 1 + torch.randperm(slots - 1, generator=torch.Generator().manual_seed(seed))
     return order[: rows * context].view(rows, context).int()
 
 
@@ -119,7 +122,8 @@ class Scene:
         """Show tokens start .. stop of text `of`, by default the row's own."""
         of = row if of is None else of
         hidden = self.states(of)[start:stop] if self.width else None
-        to.observe(Features(hidden, text(of)[start:stop], torch.arange(start, stop), table[row, start:stop].long()))
+        ids, slots = text(of, max(stop, CONTEXT))[start:stop], table[row, start:stop].long()
+        to.observe(Features(hidden, ids, torch.arange(start, stop), slots))
 
     def observed(self) -> tuple[Any, torch.Tensor]:
         """A drafter that has read texts of LENGTHS, and its page table."""
@@ -152,3 +156,22 @@ class Scene:
             self.observe(drafter, table, row, max(start, shared), stop, of=10 * life + row)
 
         check_history_is_forgotten(pages().flatten(), self.make, read)
+
+
+def drafted_steps(
+    config: BlockConfig, temperature: float
+) -> tuple[BlockDrafter, torch.Tensor, torch.Tensor | None, TrainingStep]:
+    """A block drafter, its drafts and q after texts of several lengths, and a training step on these drafts; greedy
+    ones are not in the step."""
+    scene = Scene.of_block(config)
+    drafter, table = scene.observed()
+    asking = batch(table, [0, 1, 2], list(LENGTHS), temperature)
+    draft, sequences, none = drafter.propose(asking), [], torch.zeros(config.gamma + 1, 2)
+    for row, length in enumerate(LENGTHS):
+        later = draft.tokens[row] if temperature else torch.zeros_like(draft.tokens[row])
+        text = torch.cat([torch.zeros(length).long(), asking.anchors[row : row + 1], later])
+        states = torch.nn.functional.pad(scene.states(row)[:length], (0, 0, 0, config.gamma + 1), value=100.0)
+        sequences.append(Sequence(text, length, states, none.long(), none))
+    maker = BatchMaker(config, drafter.model.vocab, device=torch.device("cpu"), tile=2)
+    step = maker.cut(sequences, [torch.tensor([length]) for length in LENGTHS], config.gamma)
+    return drafter, draft.tokens, draft.probs, step

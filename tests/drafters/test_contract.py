@@ -1,10 +1,12 @@
 """Every drafter of the registry keeps the contract of `drafters/base.py`."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from scenes import pages as some_pages
 from tiny_drafters import (
     CONFIGS,
     FEW_DIFFUSION,
@@ -27,12 +29,7 @@ LENGTHS = (9, 20, 1)
 CONTEXT, SLOTS, VOCABULARY, WIDTH = 32, 128, 96, 32
 TEXTS = [torch.tensor([3, 5, 7, 11] * (CONTEXT // 4)) + row for row in range(len(LENGTHS))]
 """Repetitive texts, so that prompt lookup finds matches."""
-
-
-def pages(seed: int) -> torch.Tensor:
-    """A page table with slots in random order; slot 0 is unused."""
-    order = 1 + torch.randperm(SLOTS - 1, generator=torch.Generator().manual_seed(seed))
-    return order[: len(LENGTHS) * CONTEXT].view(-1, CONTEXT).int()
+pages = partial(some_pages, len(LENGTHS), CONTEXT, slots=SLOTS)
 
 
 def hidden_of(drafter: Drafter, row: int, length: int) -> torch.Tensor | None:
@@ -71,7 +68,7 @@ def drafter(request: pytest.FixtureRequest, tmp_path: Path) -> Drafter:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_shapes_and_ranges(drafter: Drafter, temperature: float) -> None:
-    read(drafter, table := pages(0))
+    read(drafter, table := pages(seed=0))
     draft = drafter.propose(asked(table, temperature))
     assert draft.tokens.shape == draft.confidence.shape == (len(LENGTHS), GAMMA)
     assert draft.tokens.dtype == draft.lens.dtype == torch.int64
@@ -89,7 +86,7 @@ def test_shapes_and_ranges(drafter: Drafter, temperature: float) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_keys_are_the_only_randomness(drafter: Drafter, temperature: float) -> None:
-    read(drafter, table := pages(0))
+    read(drafter, table := pages(seed=0))
     drafts = []
     for seed in range(2):
         torch.manual_seed(seed)
@@ -99,7 +96,7 @@ def test_keys_are_the_only_randomness(drafter: Drafter, temperature: float) -> N
 
 @pytest.mark.parametrize("temperature", [0.0, 6.0])
 def test_a_confidence_knows_neither_its_token_nor_later_ones(drafter: Drafter, temperature: float) -> None:
-    read(drafter, table := pages(0))
+    read(drafter, table := pages(seed=0))
     batch = asked(table, temperature)
     drafter.propose(batch)  # takes in all tokens now: a later, larger pass would round differently
     seen = drafter.propose(batch)
@@ -114,13 +111,13 @@ def test_a_confidence_knows_neither_its_token_nor_later_ones(drafter: Drafter, t
 
 def test_state_lies_at_the_slots(drafter: Drafter) -> None:
     """Neither other slots and page-table rows nor writes elsewhere matter."""
-    read(drafter, table := pages(0))
+    read(drafter, table := pages(seed=0))
     first = drafter.propose(asked(table, 1.0))
     free = torch.tensor(sorted({*range(SLOTS)} - {*table.flatten().tolist()}))
     hidden = hidden_of(drafter, 9, len(free))
     drafter.observe(Features(hidden, torch.full_like(free, 50), torch.arange(len(free)), free))
     assert_same_draft(first, drafter.propose(asked(table, 1.0)))
-    read(drafter, moved := pages(1).flip(0))
+    read(drafter, moved := pages(seed=1).flip(0))
     assert_same_draft(first, drafter.propose(asked(moved, 1.0)))
 
 
@@ -132,8 +129,8 @@ def test_the_state_of_slots_suffices_for_another_server(name: str, tmp_path: Pat
         made.append(make_registered(name, tmp_path / folder, lookup_gamma=GAMMA, deferred=False)[0])
         made[-1].allocate(SLOTS)
     reader, writer = made
-    read(reader, table := pages(0))
-    moved = pages(1)
+    read(reader, table := pages(seed=0))
+    moved = pages(seed=1)
     for theirs, ours in zip(reader.slot_state(), writer.slot_state(), strict=True):
         assert theirs.shape[0] == SLOTS
         ours[moved.flatten().long()] = theirs[table.flatten().long()]
@@ -141,7 +138,7 @@ def test_the_state_of_slots_suffices_for_another_server(name: str, tmp_path: Pat
 
 
 def test_requests_are_drafted_each_by_itself(drafter: Drafter) -> None:
-    read(drafter, table := pages(0))
+    read(drafter, table := pages(seed=0))
     batch = asked(table, 1.0)
     together = drafter.propose(batch)
     for row in range(len(LENGTHS)):
@@ -162,7 +159,7 @@ def test_weights_are_exchanged_while_it_serves(name: str, tmp_path: Path) -> Non
     exchanged.reload(str(folders[0]))
     for each in made:
         each.allocate(SLOTS)
-        read(each, table := pages(0))
+        read(each, table := pages(seed=0))
     expected = wanted.propose(asked(table, 1.0))
     assert not torch.equal(exchanged.propose(asked(table, 1.0)).tokens, expected.tokens)
 

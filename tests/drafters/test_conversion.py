@@ -179,7 +179,6 @@ def test_loss_and_gradients(model: ConvertedModel, frozen: FrozenTarget, target:
     assert len(pack.rows) == len(terms)
     torch.testing.assert_close(float(row["kl"]), torch.stack(terms).mean().item(), atol=1e-4, rtol=1e-4)
     for (name, factor), gradient in zip(factors.items(), expected, strict=True):
-        assert factor.grad is not None
         torch.testing.assert_close(factor.grad, gradient, atol=2e-4, rtol=2e-3, msg=lambda m, name=name: f"{name}: {m}")
 
 

@@ -93,24 +93,6 @@ def test_a_step_without_drafts_copies_its_tokens_and_no_more(sets: torch.Tensor 
     assert operations.count == 2, "hidden states, and the other numbers together"
 
 
-def test_drafts_after_a_rest_equal_those_without_a_rest() -> None:
-    """A long text comes in small steps; one drafter drafts each time, the other only at the end."""
-    resting, drafting = (DeferredObserve(make_drafter(WIDE, slots=SLOTS)) for _ in range(2))
-    torch.manual_seed(2)
-    ends = torch.cumsum(torch.tensor([90, *[1, 3, 1, 8, 2] * 2]), 0).tolist()
-    for begin, end in zip([0, *ends], ends, strict=False):
-        slots = torch.arange(begin, end)
-        shown = [features(slots + SLOTS // 4 * row) for row in range(3)]
-        joined = Features(*(torch.cat([getattr(one, name) for one in shown]) for name in NAMES))
-        resting.observe(joined)
-        drafting.observe(joined)
-        asked = batch([end] * 3)
-        every_step = drafting.propose(asked)
-    after_rest = resting.propose(asked)
-    assert torch.equal(after_rest.tokens, every_step.tokens)
-    assert torch.equal(after_rest.confidence, every_step.confidence)
-
-
 def test_observed_tensors_may_be_overwritten() -> None:
     """An engine uses the same memory for every step."""
     at_once, deferred = make_drafter(WIDE, slots=SLOTS), DeferredObserve(make_drafter(WIDE, slots=SLOTS))

@@ -16,11 +16,6 @@ from outrider.drafters.diffusion.drafter import DiffusionDrafter
 SCENE = Scene(partial(make_denoiser, DIFFUSION), width=0)
 
 
-def observe(to: DiffusionDrafter, table: torch.Tensor, row: int, ids: torch.Tensor, start: int, stop: int) -> None:
-    positions = torch.arange(start, stop)
-    to.observe(Features(None, ids[start:stop], positions, table[row, start:stop].long()))
-
-
 def observe_one_each(to: DiffusionDrafter, table: torch.Tensor, texts: torch.Tensor, length: int) -> None:
     """Steps in which every request gets a token and none drafts."""
     for step in range(length):
@@ -58,7 +53,7 @@ def test_a_probe_after_a_thousand_undrafted_steps_is_bounded(requests: int, monk
     assert drafts[-1].lens.tolist() == [GAMMA] * requests
     whole = make_denoiser(dataclasses.replace(DIFFUSION, max_positions=2048), slots=requests * 1100)
     for row in range(requests):
-        observe(whole, table, row, texts[row], 0, 1000)
+        SCENE.observe(whole, table, row, 0, 1000)
     monkeypatch.setattr(encoding, "BACKLOG", 1000 * requests)
     assert_same_draft(whole.propose(asking), drafts[-1])
 
@@ -113,16 +108,15 @@ def test_on_a_device_a_backlog_does_not_stop_other_requests(monkeypatch: pytest.
     monkeypatch.setattr(encoding, "MOST", 8)
     made, others = make_denoiser(dataclasses.replace(DIFFUSION, max_positions=512)), 7
     table = pages(rows=8, context=200)
-    texts = torch.stack([text(row, 200) for row in range(8)])
     lens = [1] * others + [60]
     for row, length in enumerate(lens):
-        observe(made, table, row, texts[row], 0, length)
+        SCENE.observe(made, table, row, 0, length)
     for step in range(30):
         lagging = made.propose(batch(table, list(range(8)), lens)).lens.tolist()
         assert lagging[:others] == [GAMMA] * others
         assert (lagging[others] == GAMMA) == (step >= 60 / (GAMMA + 1) - 1)
         for row in range(others):
-            observe(made, table, row, texts[row], lens[row], lens[row] + GAMMA + 1)
+            SCENE.observe(made, table, row, lens[row], lens[row] + GAMMA + 1)
             lens[row] += GAMMA + 1
 
 
@@ -132,11 +126,10 @@ def test_on_a_device_prompts_are_encoded_when_they_are_read(monkeypatch: pytest.
     monkeypatch.setattr(encoding, "BACKLOG", 1000)
     made, whole, table = make_denoiser(DIFFUSION), make_denoiser(DIFFUSION), pages(context=160)
     whole.on_host = True
-    texts = [text(0, 150), text(1, 120)]
     rows, lens = torch.tensor([0, 1]), [150, 120]
     for drafter in (made, whole):
-        observe(drafter, table, 0, texts[0], 0, 150)
-        observe(drafter, table, 1, texts[1], 0, 120)
+        SCENE.observe(drafter, table, 0, 0, 150)
+        SCENE.observe(drafter, table, 1, 0, 120)
     made.prefilled(Prefilled(table, rows, torch.tensor(lens), [150, 20], 150))
     assert [int(made.encoded[table[row, :160].long()].sum()) for row in (0, 1)] == [50, 120]
     assert not made.encoded[table[0, 50:].long()].any()

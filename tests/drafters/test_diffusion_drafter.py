@@ -1,26 +1,20 @@
 """DiffusionDrafter: encoding in pieces equals encoding at once, and the drafter contract holds."""
 
-import dataclasses
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from chi_square import p_value
 from scenes import GAMMA, LENGTHS, SLOTS, Scene, make_denoiser, pages, text
-from tiny_drafters import DIFFUSIONS, TINY, WIDE_DIFFUSION, batch, make_diffusion, make_model, make_target
+from tiny_drafters import DIFFUSIONS, TINY, batch, make_diffusion, make_model, make_target
 
-from outrider.drafters import encoding
-from outrider.drafters.base import DraftBatch, Prefilled
 from outrider.drafters.block.checkpoint import load, save_compact
 from outrider.drafters.block.config import BlockConfig
 from outrider.drafters.config_file import CheckpointError
+from outrider.drafters.diffusion.denoise import make_schedule
 from outrider.drafters.diffusion.drafter import DiffusionDrafter
 from outrider.drafters.diffusion.model import DiffusionModel
-from outrider.kernels.acceptance import Verification, accept
-from outrider.kernels.noise import Purpose, gumbel_argmax, streams, uniforms
 
 READER = Scene(make_denoiser, width=0)
 
@@ -70,45 +64,6 @@ def test_drafts_equal_encoding_the_whole_text_at_once(shape: BlockConfig, steps:
         assert torch.equal(draft.tokens[row], block[1:])
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("steps", [2, 3])
-def test_verified_texts_follow_the_target(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The target's tokens depend on the previous one: counts pairs of output tokens."""
-    n, config = 6_000, dataclasses.replace(WIDE_DIFFUSION, draft_vocab_size=12)
-    made = make_denoiser(config, steps, slots=10 + n * GAMMA)
-    table = torch.cat([1 + torch.arange(9).repeat(n, 1), 10 + torch.arange(n * GAMMA).view(n, GAMMA)], 1).int()
-    READER.observe(made, table, 0, 0, 9)
-    monkeypatch.setattr(encoding, "MOST", 1)
-    made.prefilled(Prefilled(table, torch.tensor([0]), torch.tensor([9]), [9], 9))
-    each = torch.arange(n)
-    draft = made.propose(
-        DraftBatch(
-            anchors=torch.full((n,), 3), seq_lens=torch.full((n,), 9), page_table=table, rows=each,
-            keys=streams(each[:, None].repeat(1, GAMMA), torch.arange(GAMMA).repeat(n, 1), Purpose.DRAFT),
-            temperatures=torch.full((n,), 3.0),
-        )
-    )  # fmt: skip
-    assert draft.vocab is not None
-    generator = torch.Generator().manual_seed(8)
-    target = torch.zeros(96, 96)
-    target[:, draft.vocab] = (2 * torch.randn(96, 12, generator=generator)).softmax(-1)
-    before = torch.cat([torch.full((n, 1), 3), draft.tokens], 1)
-    lens, out = accept(
-        Verification(
-            draft.tokens, draft.lens, torch.arange(n + 1) * (GAMMA + 1),
-            uniforms=uniforms(streams(each, each * 0, Purpose.ACCEPT), GAMMA),
-            final_keys=streams(each, each * 0, Purpose.FINAL), probs=target[before].flatten(0, 1),
-            draft_probs=draft.probs, vocab=draft.vocab,
-        )
-    )  # fmt: skip
-    assert lens.unique().tolist() == list(range(1, GAMMA + 2))
-    second = out[:, 1].where(lens > 1, gumbel_argmax(target[out[:, 0]], streams(each, each * 0, Purpose.TOKEN)))
-    known = draft.vocab.tolist()
-    pairs = {(a, b): float(target[3, a] * target[a, b]) for a in known for b in known}
-    assert p_value(Counter(zip(out[:, 0].tolist(), second.tolist(), strict=True)), pairs, n) > 1e-4
-
-
 def test_mismatches_are_refused(tmp_path: Path, shape: BlockConfig) -> None:
     folder = tmp_path / "compact"
     save_compact(make_diffusion(shape), folder)
@@ -126,6 +81,12 @@ def test_mismatches_are_refused(tmp_path: Path, shape: BlockConfig) -> None:
     save_compact(make_model(TINY), tmp_path / "dspark")
     with pytest.raises(CheckpointError, match="holds a dspark drafter, not diffusion"):
         DiffusionDrafter.load(target, tmp_path / "dspark")
+
+
+def test_schedules_reveal_every_token_once() -> None:
+    assert [make_schedule(7, steps) for steps in (1, 2, 7)] == [(7,), (1, 6), (1,) * 7]
+    with pytest.raises(ValueError, match=r"1\.\.7.*got 8"):
+        make_schedule(7, 8)
 
 
 def _llama(config: BlockConfig, layers: int = 6) -> SimpleNamespace:

@@ -1,9 +1,10 @@
 """Drafting by graphs; a replay runs the captured function again on the same buffers."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
+from graphs_as_functions import record
 from margins import assert_near
 from tiny_drafters import CONFIGS, PATHS, TERMS, make_drafter
 
@@ -13,19 +14,6 @@ from outrider.kernels.cuda import native as cuda
 from outrider.kernels.noise import draft_keys
 
 SIZES, REQUESTS, CONTEXT = (1, 2, 4, 7), 7, 32
-
-
-def record(forward):
-    """Replaces CUDA's capture; results go to the first run's buffers."""
-    made = forward()
-
-    def replay():
-        new = forward()
-        for each in fields(made):
-            if isinstance(ours := getattr(made, each.name), torch.Tensor):
-                ours.copy_(getattr(new, each.name))
-
-    return replay, made
 
 
 @pytest.fixture(params=CONFIGS | PATHS)

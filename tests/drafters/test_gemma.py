@@ -8,12 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from margins import assert_near
-from tiny_drafters import TERMS, TINY
+from tiny_drafters import TERMS, TINY, draft_after
 from transformers import Gemma4TextConfig, LlamaConfig
 from transformers.models.gemma4 import modeling_gemma4 as theirs
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from outrider.drafters.base import DraftBatch, Features
 from outrider.drafters.block.checkpoint import load, load_plain, save_compact, save_plain, to_plain
 from outrider.drafters.block.config import BlockConfig
 from outrider.drafters.block.drafter import BlockDrafter
@@ -74,21 +73,12 @@ def test_a_draft_equals_transformers_modules(config: dict[str, Any]) -> None:
     states = torch.randn(POSITIONS, 128, generator=generator)
     drafter = BlockDrafter(model, embedding=rows, head=rows)
     assert drafter.compiled is None  # the kernels lack these layers
-    drafter.allocate(64)
-    place, one = torch.arange(POSITIONS), torch.tensor([0])
-    drafter.observe(Features(states, place, place, place))
-    draft = drafter.propose(
-        DraftBatch(
-            anchors=one + 3, seq_lens=one + POSITIONS, page_table=torch.arange(64).int()[None], rows=one,
-            temperatures=torch.ones(1), keys=torch.arange(7)[None],
-        )
-    )  # fmt: skip
+    draft = draft_after(drafter, torch.arange(POSITIONS), states, temperature=1.0)
     hidden = reference(config, to_plain(model), rows, states)
     logits = hidden @ rows.T
     logits = torch.tanh(logits / ours.logit_cap) * ours.logit_cap if ours.logit_cap else logits
     markov = model.markov_head
-    assert markov is not None
-    before = torch.cat([one + 3, draft.tokens[0, :-1]])
+    before = torch.cat([torch.tensor([3]), draft.tokens[0, :-1]])
     logits = logits + markov.w1.weight[before] @ markov.w2.weight.T
     assert_near(draft.probs[0], logits.softmax(-1), TERMS)
 

@@ -65,11 +65,6 @@ def test_compiled_and_plain_search_find_the_same(monkeypatch):
         torch.testing.assert_close(ours.confidence, plain.confidence)
 
 
-def test_repetition_continues_periodically():
-    draft = propose([[9, 1, 2, 1, 2, 1, 2]], gamma=6)
-    assert draft.tokens[0].tolist() == [1, 2, 1, 2, 1, 2]
-
-
 def test_longer_and_consistent_matches_have_more_confidence():
     def first(text):
         return float(propose([text]).confidence[0, 0])

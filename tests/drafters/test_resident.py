@@ -1,5 +1,6 @@
 """Steps cut in a device's memory equal those cut on the host."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from tiny_drafters import DFLASH2, DIFFUSION, LILICORR, TERMS, TINY, make_diffus
 from tiny_eagle import LAYER_IDS, VOCAB, save_eagle
 
 from outrider.drafters.eagle.model import EagleModel
-from outrider.drafters.training.batches import BatchMaker, TrainingStep
+from outrider.drafters.training.batches import BatchMaker, TrainingStep, random_steps
 from outrider.drafters.training.forward import FrozenTarget, frozen_part
 from outrider.drafters.training.loop import learn_from, train_step
 from outrider.drafters.training.loss import LossWeights
@@ -85,18 +86,21 @@ def test_both_cuts_give_the_same_steps(kind: str, tmp_path: Path) -> None:
         assert_near(gradients[1][name] / size, exact / size, TERMS)
 
 
-def test_steps_depend_on_seed_and_number_only(tmp_path: Path) -> None:
-    store = filled(tmp_path / "features", 96)
-    maker = BatchMaker(TINY, torch.arange(VOCAB), device=CPU)
-    options = {"sequences": 3, "anchors": 5, "size": 4, "seed": 1}
-    first = ResidentStore(store, CPU).steps([0, 1, 2, 3], maker, step=0, **options)
-    later = ResidentStore(store, CPU).steps([0, 1, 2, 3], maker, step=2, **options)
-    seen = [next(first) for _ in range(3)]
-    assert torch.equal(seen[2].tokens, next(later).tokens)
-    assert not torch.equal(seen[2].tokens, seen[1].tokens)
-    (tile,) = seen[0].tiles
-    assert torch.equal((~tile.hidden).sum(-1).flatten(), seen[0].anchor_positions)
-    assert torch.equal(seen[0].tokens[:, 0], seen[0].anchor_positions)
+CUTS = {"host": random_steps, "device": lambda store, *of, **how: ResidentStore(store, CPU).steps(*of, **how)}
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+def test_steps_depend_on_seed_and_number_only(cut: Callable[..., Iterator[TrainingStep]], tmp_path: Path) -> None:
+    store, options = filled(tmp_path / "features", 96), {"sequences": 3, "anchors": 5, "size": 4, "seed": 1}
+    maker = BatchMaker(TINY, torch.arange(VOCAB), device=CPU, tile=3)
+    first, later = (cut(store, [0, 1, 2, 3], maker, step=step, **options) for step in (0, 2))
+    one, two, three = (next(first) for _ in range(3))
+    assert torch.equal(three.tokens, next(later).tokens)
+    assert not torch.equal(three.tokens, two.tokens)
+    # a block holds the tokens after its anchor, and a tile hides all from the anchor on
+    assert torch.equal(one.tokens[:, 0], one.anchor_positions)
+    for tile in one.tiles:
+        assert torch.equal((~tile.hidden).sum(-1).flatten(), one.anchor_positions[tile.blocks])
 
 
 def test_requesting_more_sequences_than_exist(tmp_path: Path) -> None:

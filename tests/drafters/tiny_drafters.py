@@ -215,6 +215,20 @@ def batch(table: torch.Tensor, rows: list[int], lengths: list[int], temperature:
     )  # fmt: skip
 
 
+def draft_after(drafter: Drafter, ids: torch.Tensor, hidden: torch.Tensor | None, temperature: float = 0.0) -> Draft:
+    """The draft of a new drafter after tokens `ids` [n] with states `hidden` [n, width], and an anchor."""
+    drafter.allocate(256)
+    places = torch.arange(len(ids))
+    drafter.observe(Features(hidden, ids, places, places))
+    one = torch.zeros(1, dtype=torch.int64)
+    return drafter.propose(
+        DraftBatch(
+            anchors=one + 3, seq_lens=one + len(ids), page_table=torch.arange(256).int()[None], rows=one,
+            temperatures=torch.full((1,), temperature), keys=torch.arange(drafter.gamma)[None],
+        )
+    )  # fmt: skip
+
+
 def check_tokens_follow_q(drafter: Drafter, table: torch.Tensor, *, positions: Iterable[int], draws: int) -> None:
     """Check that tokens of many keys follow q_k, given the prefix, and that q follows the rules.
 
@@ -229,7 +243,6 @@ def check_tokens_follow_q(drafter: Drafter, table: torch.Tensor, *, positions: I
             top_ks=torch.full((draws,), 12),
         )  # fmt: skip
         draft = drafter.propose(many)
-        assert draft.probs is not None
         columns = draft.tokens[:, k].contiguous()
         if draft.vocab is not None:
             columns = torch.searchsorted(draft.vocab, columns)
@@ -293,30 +306,30 @@ def check_what_measuring_finds(drafter: Drafter, target: TargetModel, folder: Pa
     prompts.write_text("".join(reversed(prompts.read_text().splitlines(keepends=True))))  # the first ones are held out
     answers = measure.target_answers(target, str(prompts), count=6, new_tokens=20, temperature=0.0, kept=None)
     (measured,) = measure.measure(target, measure.arms_of([folder], [1]), answers)
-    assert measured.cycles == sum(decode_with(drafter, target, ids, prompt) for ids, prompt in answers)
+    read = sequence_features(target, answers, drafter.target_layers, 1)
+    assert measured.cycles == sum(len(decode_along(drafter, sequence)[0]) for sequence in read)
     assert measured.accepted_length > 1.3
 
 
-def decode_with(drafter: Drafter, target: TargetModel, ids: list[int], prompt: int) -> int:
-    """Steps of greedy decoding of a known answer with the drafter."""
+def decode_along(drafter: Drafter, s: Sequence) -> tuple[list[int], torch.Tensor]:
+    """Accepted tokens of each step along a known answer, and confidences [steps, gamma]."""
     drafter.allocate(256)
     table = torch.arange(256, dtype=torch.int32)[None]
-    whole = sequence_features(target, [(ids, prompt)], drafter.target_layers, 1)[0]
-    seen, at, cycles, keys = 0, prompt, 0, torch.zeros(1, drafter.gamma, dtype=torch.int64)
-    while at < len(ids) - 1:
+    seen, at, accepted, confidence = 0, s.prompt, [], []
+    while at < len(s.tokens) - 1:
         places = torch.arange(seen, at)
-        drafter.observe(Features(whole.features[seen:at], whole.tokens[seen:at], places, places))
+        hidden = s.features[seen:at] if drafter.target_layers else None
+        drafter.observe(Features(hidden, s.tokens[seen:at], places, places))
         seen = at
         draft = drafter.propose(
             DraftBatch(
-                anchors=torch.tensor([ids[at]]), seq_lens=torch.tensor([at]), page_table=table, keys=keys,
-                rows=torch.zeros(1, dtype=torch.int64), temperatures=torch.zeros(1),
+                anchors=s.tokens[at : at + 1], seq_lens=torch.tensor([at]), page_table=table,
+                keys=torch.zeros(1, drafter.gamma, dtype=torch.int64), rows=torch.zeros(1, dtype=torch.int64),
+                temperatures=torch.zeros(1), wants_probs=False,
             )
         )  # fmt: skip
-        run = 0
-        for drafted, true in zip(draft.tokens[0].tolist(), ids[at + 1 :], strict=False):
-            if drafted != true:
-                break
-            run += 1
-        cycles, at = cycles + 1, at + run + 1
-    return cycles
+        true = s.tokens[at + 1 : at + 1 + drafter.gamma]
+        accepted.append(int((draft.tokens[0, : len(true)] == true).long().cumprod(0).sum()))
+        confidence.append(draft.confidence[0])
+        at += accepted[-1] + 1
+    return accepted, torch.stack(confidence)

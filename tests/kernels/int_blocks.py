@@ -153,11 +153,9 @@ def _of_block(codes: torch.Tensor, weight: Unpacked, kind: str, start: int) -> t
     block = start // block_depth(kind)
     q = weight.codes[:, start : start + size]
     d, m = (None if part is None else part[:, block] for part in (weight.d, weight.m))
-    assert d is not None
     if weight.scales is None:
         total = _exact(codes, q)
         if kind.startswith("GROUPS_"):
-            assert m is not None
             return d * (total - m.long() * codes.sum(-1, keepdim=True)).float()
         if m is None:
             return d * total.float()

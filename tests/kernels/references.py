@@ -129,7 +129,6 @@ def reference_accept(batch: Verification) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _spread(batch: Verification, r: int, drafts: list[int]) -> torch.Tensor:
     """[N, V] float32, q of request r's N drafts over the target's vocabulary."""
-    assert batch.probs is not None
     q = torch.zeros(len(drafts), batch.probs.shape[1])
     for k, x in enumerate(drafts):
         columns = torch.arange(q.shape[1]) if batch.vocab is None else batch.vocab

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from references import reference_accept
+from batches import verification
+from references import reference_accept, reference_target_probs
 from scipy.stats import chi2
 
 from outrider.kernels.acceptance import Verification, accept, draw_each, kept_drafts
-from outrider.kernels.noise import gumbel_argmax
+from outrider.kernels.noise import gumbel_argmax, torch_gumbel_argmax
 
 GAMMA = 4
 
@@ -20,31 +21,16 @@ def keys(count: int, generator: torch.Generator) -> torch.Tensor:
 
 
 def verify_batch(seed: int, requests: int, vocab_size: int, q_kind: str):
-    generator = torch.Generator().manual_seed(seed)
-    verify_lens = torch.randint(0, GAMMA + 1, (requests,), generator=generator)
-    qo_indptr = torch.cat([torch.zeros(1), (verify_lens + 1).cumsum(0)]).int()
-    probs = simplex(int(qo_indptr[-1]), vocab_size, generator=generator)
-    probs[torch.rand(probs.shape, generator=generator) < 0.3] = 0
-    probs[:, 1] += 1e-3
-    probs /= probs.sum(-1, keepdim=True)
-    vocab = torch.arange(0, vocab_size, 2) if q_kind == "truncated" else None
-    width = vocab_size if vocab is None else len(vocab)
-    q = simplex(requests, GAMMA, width, generator=generator)
-    tokens = gumbel_argmax(q.flatten(0, 1), keys(requests * GAMMA, generator)).view(requests, GAMMA)
-    tokens = tokens if vocab is None else vocab[tokens]
-    tokens[torch.arange(GAMMA) >= verify_lens[:, None]] = 10**9
-    decided = torch.rand(requests, generator=generator) < 0.3
-    wanted = probs.argmax(-1)
-    agree = wanted[qo_indptr[:-1, None].long() + torch.arange(GAMMA).clamp(max=verify_lens[:, None])]
-    lucky = (torch.rand(tokens.shape, generator=generator) < 0.7) & (tokens < vocab_size) & decided[:, None]
-    tokens = agree.where(lucky, tokens)
-    q[decided] = torch.nan
-    keywords = {
-        "uniforms": torch.rand(requests, GAMMA, generator=generator, dtype=torch.float64),
-        "final_keys": keys(requests, generator), "wanted": wanted, "probs": probs, "decided": decided,
-        "draft_probs": None if q_kind == "point mass" else q, "vocab": vocab,
-    }  # fmt: skip
-    return (tokens, verify_lens, qo_indptr), keywords
+    """Arguments of a verification: tokens, verify_lens and qo_indptr; the rest by name."""
+    arrays, keywords = verification(requests, GAMMA, vocab_size, q_kind, torch.float32, seed)
+    tokens, verify_lens, qo_indptr, request, logits, rules = arrays
+    total = int(qo_indptr[-1])
+    probs = reference_target_probs(logits, *rules.of(request))[:total]
+    wanted = torch_gumbel_argmax(probs, keywords.pop("row_keys")[:total])
+    decided = keywords["decided"] | (rules.temperatures <= 0)
+    if keywords["draft_probs"] is not None:
+        keywords["draft_probs"][decided] = torch.nan
+    return (tokens, verify_lens, qo_indptr.int()), keywords | {"wanted": wanted, "probs": probs, "decided": decided}
 
 
 @pytest.mark.usefixtures("compiled")

@@ -5,7 +5,6 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from batches import assert_same_bits
 from instruction_sets import EACH_SET, before_a_guard
 from margins import assert_near
 from references import reference_block_linear
@@ -24,8 +23,6 @@ from outrider.kernels.blocks import (
     quantise_q8_0,
 )
 from outrider.kernels.cpu import native
-from outrider.kernels.decoder import DecoderLayer
-from outrider.kernels.int8 import multiply, pack_int8
 from outrider.kernels.linear import pack, packed_linear
 
 COMPILED = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
@@ -68,24 +65,6 @@ def rows_of(count: int, depth: int, dtype: torch.dtype) -> torch.Tensor:
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     whole = torch.int16 if a.dtype == torch.bfloat16 else torch.int32
     return a.dtype == b.dtype and torch.equal(a.view(whole), b.view(whole))
-
-
-@EACH_KIND
-@TYPES
-@pytest.mark.parametrize(
-    ("outputs", "blocks"),
-    [(192, 6), pytest.param(100, 2, marks=pytest.mark.slow), pytest.param(37, 3, marks=pytest.mark.slow), (1, 1)],
-)
-def test_equals_reference(kind, dtype, outputs, blocks):
-    depth = blocks * block_depth(kind)
-    raw = random_blocks(kind, outputs, depth)
-    for bias in (None, torch.linspace(-1, 1, outputs).to(dtype)):
-        packed = pack_blocks(raw, kind, outputs, depth, bias)
-        for rows in (0, 1, 7):
-            x = rows_of(rows, depth, dtype)
-            got, expected = multiply(x, packed), reference_block_linear(x, raw, kind, outputs, bias)
-            assert got.dtype == dtype
-            assert_near(got, expected, depth)
 
 
 @pytest.mark.parametrize("kind", GGUF_KINDS)
@@ -237,38 +216,9 @@ def test_every_scale(instruction_set, kind):
 def test_a_row_does_not_depend_on_its_batch(kind, dtype):
     x, weight = rows_of(130, 768, dtype), pack_blocks(random_blocks(kind, 200, 768), kind, 200, 768)
     together = block_linear(x, weight)
-    for rows in (1, 2, 3, 4, 5, 6, 7, 13, 64, 97):
+    for rows in (0, 1, 2, 3, 4, 5, 6, 7, 13, 64, 97):
         assert same_bits(block_linear(x[:rows], weight), together[:rows]), f"{rows} rows"
         assert same_bits(block_linear(x[-rows:], weight), together[-rows:]), f"last {rows} rows"
-
-
-@COMPILED
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_layer_has_the_bits_of_its_operations(dtype):
-    hidden, heads, kv_heads, width, mlp = 96, 6, 2, 32, 160
-    shapes = [((heads + 2 * kv_heads) * width, hidden), (hidden, heads * width), (2 * mlp, hidden), (hidden, mlp)]
-    kinds = ["Q4_1", "Q8_0", "Q4_0", None]  # the last one in panels
-    weights = [pack_blocks(random_blocks(k, *s), k, *s) for s, k in zip(shapes, kinds, strict=True) if k]
-    weights.append(pack((rows_of(*shapes[3], torch.float32) / 8).to(dtype)))
-    layer = DecoderLayer(weights, [torch.ones(hidden).to(dtype)] * 2, eps=1e-5, scale=width**-0.5)
-    assert_same_bits([layer] * 2, dtype, {"ragged": ([1, 5, 3], [60, 9, 130])})
-    with pytest.raises(ValueError, match="prepared alike"):
-        DecoderLayer([*weights[:3], pack_int8(torch.zeros(hidden, mlp))], layer.norms, eps=1e-5, scale=1.0)
-
-
-@COMPILED
-@EACH_SET
-@EACH_KIND
-def test_no_byte_past_the_end_is_read(instruction_set, kind):
-    outputs, depth = 70, 3 * block_depth(kind)
-    raw = before_a_guard(random_blocks(kind, outputs, depth))
-    packed = pack_blocks(raw, kind, outputs, depth)
-    blocks = before_a_guard(packed.blocks)
-    for rows in (1, 7):
-        for dtype in (torch.float32, torch.bfloat16):
-            x = before_a_guard(rows_of(rows, depth, dtype))
-            got = torch.ops.outrider.block_linear(x, blocks, packed.kind, None, outputs)
-            assert same_bits(got, block_linear(x, packed))
 
 
 @EACH_KIND
@@ -284,28 +234,39 @@ def test_without_compiled_kernels(kind, monkeypatch):
         assert_near(block_linear(x, weight), expected, 256)
 
 
-def test_mismatches_are_explained():
-    raw = random_blocks("Q4_1", 8, 64)
-    with pytest.raises(ValueError, match="multiple of 32, got 48"):
-        pack_blocks(raw, "Q4_1", 8, 48)
-    with pytest.raises(ValueError, match="Q4_K must be a multiple of 256, got 64"):
-        pack_blocks(raw, "Q4_K", 8, 64)
-    with pytest.raises(ValueError, match="IQ3_S are not known, only Q4_0, Q4_1, Q5_0"):
-        pack_blocks(raw, "IQ3_S", 8, 64)
-    with pytest.raises(ValueError, match="not 256 / 16"):
-        group_blocks(torch.zeros(8, 256), torch.zeros(8, 16), torch.zeros(8, 16).half())
-    with pytest.raises(ValueError, match="numbers of float16 or bfloat16"):
-        group_blocks(torch.zeros(8, 256), torch.zeros(8, 2), torch.full((8, 2), 0.1))
-    with pytest.raises(ValueError, match="below 2"):
-        group_blocks(torch.zeros(8, 256), torch.zeros(8, 2), torch.full((8, 2), 2.0**100))
-    with pytest.raises(ValueError, match=r"Q8_0 weight \[8, 64\] has 544 bytes, got 320"):
-        pack_blocks(raw, "Q8_0", 8, 64)
-    with pytest.raises(ValueError, match=r"expected a bias \[8\]"):
-        pack_blocks(raw, "Q4_1", 8, 64, torch.zeros(7))
-    with pytest.raises(ValueError, match="depth 32, the weight 64"):
-        block_linear(torch.zeros(1, 32), pack_blocks(raw, "Q4_1", 8, 64))
-    for kind in GGUF_KINDS:
-        raw = random_blocks(kind, 8, 512).view(8, -1, KINDS[kind])
-        with_scales(raw[3, 1], kind, torch.tensor([float("inf"), 1.0]).half())
-        with pytest.raises(ValueError, match="not finite"):
-            pack_blocks(raw, kind, 8, 512)
+@pytest.mark.parametrize(
+    ("kind", "depth", "bias", "message"),
+    [
+        ("Q4_1", 48, None, "multiple of 32, got 48"),
+        ("Q4_K", 64, None, "Q4_K must be a multiple of 256, got 64"),
+        ("IQ3_S", 64, None, "IQ3_S are not known, only Q4_0, Q4_1, Q5_0"),
+        ("Q8_0", 64, None, r"Q8_0 weight \[8, 64\] has 544 bytes, got 320"),
+        ("Q4_1", 64, torch.zeros(7), r"expected a bias \[8\]"),
+    ],
+)
+def test_blocks_that_do_not_fit_are_explained(kind, depth, bias, message):
+    with pytest.raises(ValueError, match=message):
+        pack_blocks(random_blocks("Q4_1", 8, 64), kind, 8, depth, bias)
+
+
+@pytest.mark.parametrize(
+    ("scales", "message"),
+    [
+        (torch.zeros(8, 16).half(), "not 256 / 16"),
+        (torch.full((8, 2), 0.1), "numbers of float16 or bfloat16"),
+        (torch.full((8, 2), 2.0**100), "below 2"),
+    ],
+)
+def test_groups_that_do_not_fit_are_explained(scales, message):
+    with pytest.raises(ValueError, match=message):
+        group_blocks(torch.zeros(8, 256), torch.zeros(scales.shape), scales)
+
+
+@pytest.mark.parametrize("kind", GGUF_KINDS)
+def test_infinite_scales_and_rows_of_another_depth_are_explained(kind):
+    raw = random_blocks(kind, 8, 512)
+    with pytest.raises(ValueError, match="depth 32, the weight 512"):
+        block_linear(torch.zeros(1, 32), pack_blocks(raw, kind, 8, 512))
+    with_scales(raw.view(8, -1, KINDS[kind])[3, 1], kind, torch.tensor([float("inf"), 1.0]).half())
+    with pytest.raises(ValueError, match="not finite"):
+        pack_blocks(raw, kind, 8, 512)

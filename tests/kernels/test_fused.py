@@ -34,21 +34,19 @@ def test_norms(shape, dtype, tolerance):
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
-@TYPES
-def test_silu_mul(dtype, tolerance):
-    x = numbers(29, 2 * 1536, dtype=dtype) * 20
-    x[0, :4] = torch.tensor([0.0, -1000.0, 1000.0, -88.0])
-    got = fused.silu_mul(x)
-    torch.testing.assert_close(got, fused.reference_silu_mul(x), rtol=tolerance, atol=1e-5)
+GATES = {
+    "silu": (fused.silu_mul, torch.nn.functional.silu),
+    "gelu": (fused.gelu_mul, lambda gate: torch.nn.functional.gelu(gate, approximate="tanh")),
+}
 
 
 @TYPES
-def test_gelu_mul(dtype, tolerance):
+@pytest.mark.parametrize(("multiply", "activation"), GATES.values(), ids=GATES)
+def test_gated_products(multiply, activation, dtype, tolerance):
     x = numbers(29, 2 * 1536, dtype=dtype) * 20
     x[0, :4] = torch.tensor([0.0, -1000.0, 1000.0, -88.0])
     gate, up = x.double().chunk(2, dim=-1)
-    expected = (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(dtype)
-    torch.testing.assert_close(fused.gelu_mul(x), expected, rtol=tolerance, atol=1e-5)
+    torch.testing.assert_close(multiply(x), (activation(gate) * up).to(dtype), rtol=tolerance, atol=1e-5)
 
 
 @TYPES

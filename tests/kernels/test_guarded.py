@@ -10,7 +10,7 @@ from batches import ragged_attention
 from instruction_sets import EACH_SET, before_a_guard
 
 from outrider.kernels import noise, sampling
-from outrider.kernels.blocks import KINDS, block_depth, pack_blocks
+from outrider.kernels.blocks import ACTIVATIONS, KINDS, block_depth, pack_blocks
 from outrider.kernels.cpu import native
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
@@ -66,7 +66,7 @@ def test_rows(instruction_set, dtype):
 @TYPES
 @pytest.mark.parametrize("rows", [1, 7, 17])
 def test_products(instruction_set, dtype, rows):
-    for outputs, depth in ((100, 70), (17, 96), (64, 256)):
+    for outputs, depth in ((100, 70), (17, 96), (64, 256), (577, 34), (1, 2)):
         weight, x = torch.randn(outputs, depth).to(dtype), torch.randn(rows, depth).to(dtype)
         bias = torch.randn(-(-outputs // 64) * 64)
         check(torch.ops.outrider.packed_linear, x, torch.ops.outrider.pack_linear(weight), bias, outputs)
@@ -78,16 +78,17 @@ def test_products(instruction_set, dtype, rows):
 @EACH_SET
 @pytest.mark.parametrize("kind", KINDS)
 def test_blocks(instruction_set, kind):
-    outputs, depth = 70, 512
+    outputs, depth = 70, 3 * block_depth(kind)
     raw = torch.randint(0x10, 0x30, (outputs, depth // block_depth(kind) * KINDS[kind]), dtype=torch.uint8)
     number = list(KINDS).index(kind)
-    blocks = pack_blocks(raw, kind, outputs, depth).blocks
     check(torch.ops.outrider.pack_blocks, raw, number)
     check(torch.ops.outrider.expand_rows, raw, torch.tensor([69, 0, 69]), number)
-    for dtype in (torch.float32, torch.bfloat16):
-        for rows in (1, 7, 17):
-            x = torch.randn(rows, depth).to(dtype)
-            check(torch.ops.outrider.block_linear, x, blocks, number, None, outputs)
+    for activations in ACTIVATIONS:
+        packed = pack_blocks(raw, kind, outputs, depth, activations=activations)
+        for dtype in (torch.float32, torch.bfloat16):
+            for rows in (1, 7, 17):
+                x = torch.randn(rows, depth).to(dtype)
+                check(torch.ops.outrider.block_linear, x, packed.blocks, packed.kind, None, outputs)
 
 
 @EACH_SET

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 import torch
 from batches import assert_same_bits
-from instruction_sets import EACH_SET, before_a_guard
+from instruction_sets import EACH_SET
 from int_blocks import fma, reference_int_block_linear
 from references import reference_linear
 from test_blocks import EACH_KIND, GGUF_KINDS, random_blocks, rows_of, with_scales
@@ -89,19 +89,6 @@ def test_codes_at_the_limits(instruction_set, kind):
     x[1], x[2, ::2], x[3, : depth // 2] = -1, -1, -1
     got = block_linear(x, pack_blocks(raw.flatten(1), kind, len(raw), depth, activations="int8"))
     check(got, reference_int_block_linear(x, raw.flatten(1), kind, len(raw)))
-
-
-@EACH_SET
-@EACH_KIND
-def test_no_byte_past_the_end_is_read(instruction_set, kind):
-    outputs, depth = 70, 3 * block_depth(kind)
-    raw = before_a_guard(random_blocks(kind, outputs, depth))
-    packed = pack_blocks(raw, kind, outputs, depth, activations="int8")
-    for rows in (1, 7):
-        for dtype in (torch.float32, torch.bfloat16):
-            x = before_a_guard(rows_of(rows, depth, dtype))
-            got = torch.ops.outrider.block_linear(x, before_a_guard(packed.blocks), packed.kind, None, outputs)
-            check(got, block_linear(x, packed))
 
 
 @EACH_KIND

@@ -57,8 +57,6 @@ def test_a_path_equals_plain_torch(instruction_set: str, filtered: bool, monkeyp
     monkeypatch.setattr(native, "fits", lambda *tensors: False)
     plain = sample_path(ids, scores, batch, vocab_size=vocab)
     assert torch.equal(ours[0], plain[0])
-    assert ours[1] is not None
-    assert plain[1] is not None
     sampled = batch.temperatures > 0
     torch.testing.assert_close(ours[1][sampled], plain[1][sampled], rtol=1e-4, atol=1e-7)
     torch.testing.assert_close(ours[2], plain[2], rtol=1e-4, atol=1e-5)

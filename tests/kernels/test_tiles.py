@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from batches import alone, ragged_attention
-from instruction_sets import TILE_SETS, before_a_guard
+from instruction_sets import TILE_SETS
 
 from outrider.kernels.attention import flat_attention
 from outrider.kernels.cpu import build, native
@@ -123,16 +123,6 @@ def test_a_row_does_not_depend_on_its_batch(instruction_set, outputs, depth, thr
                 assert same_bits(packed_linear(x[-rows:], packed), together[-rows:]), f"last {rows} rows"
     finally:
         torch.set_num_threads(before)
-
-
-@TILE_SETS
-@SHAPES
-@pytest.mark.parametrize("rows", [1, 17, 33])
-def test_no_byte_past_the_end_is_read(instruction_set, outputs, depth, rows):
-    weight, x = weight_and_rows(outputs, depth, rows)
-    packed = pack(weight, torch.linspace(-1, 1, outputs))
-    guarded = (before_a_guard(t) for t in (x, packed.panels, packed.bias))
-    assert same_bits(torch.ops.outrider.packed_linear(*guarded, outputs), packed_linear(x, packed))
 
 
 def test_the_emulation_refuses_illegal_instructions(tmp_path):

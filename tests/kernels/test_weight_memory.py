@@ -23,15 +23,11 @@ huge_pages = pytest.mark.skipif(
 def blocks(weight: torch.Tensor) -> torch.Tensor:
     outputs, depth = weight.shape
     raw = torch.zeros(outputs, depth // 32 * 34, dtype=torch.uint8)
-    packed = pack_blocks(raw, "Q8_0", outputs, depth)
-    assert packed.blocks is not None
-    return packed.blocks
+    return pack_blocks(raw, "Q8_0", outputs, depth).blocks
 
 
 def panels(weight: torch.Tensor) -> torch.Tensor:
-    packed = pack(weight).panels
-    assert packed is not None
-    return packed
+    return pack(weight).panels
 
 
 def codes(weight: torch.Tensor) -> torch.Tensor:

@@ -51,7 +51,7 @@ def _keep_plans(choose: Callable[[list[Plan]], list[Plan]]) -> Callable[[Asynchr
 
     def apply(planner: Asynchronous) -> None:
         whole = planner._plans
-        planner._plans = lambda *step: choose(whole(*step))  # type: ignore[method-assign]
+        planner._plans = lambda *step: choose(whole(*step))
 
     return apply
 

@@ -10,10 +10,11 @@ examples:
 
 import argparse
 import sys
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import median
 
-import clock as clocks
 import script
 import torch
 
@@ -31,14 +32,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shape", default="262144x1024", metavar="OUTPUTSxDEPTH", help="of the weight (default: %(default)s)")
     add("--rows", default="1,2,3,4,6,8,16,32,64", metavar="LIST", help="rows of the products (default: %(default)s)")
     add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="number format (default: %(default)s)")
-    clocks.add_flags(parser, threads=2)
+    clock = "with one, times are its processor time, which a busy machine disturbs least; else wall-clock time"
+    add("--threads", type=int, default=2, metavar="N", help=f"{clock} (default: %(default)s)")
+    add("--rounds", type=int, default=9, metavar="N", help="measurements of each case (default: %(default)s)")
+    harness.add_output_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     rows, (outputs, depth) = harness.positive_integers("--rows", args.rows), shape_of(args.shape)
     if not native.available():
         raise UserError("weights in blocks are multiplied by the compiled kernels, which do not run here")
-    clock = clocks.start(args, f"{args.shape} {args.dtype}")
+    harness.check_positive(args, "threads", "rounds")
+    harness.check_outputs(args)
+    torch.set_num_threads(args.threads)
+    about = f"{args.shape} {args.dtype}, {args.threads} thread(s), milliseconds"
+    print(f"instruction set {native.instruction_set()}, {about}")
+    clock = time.thread_time if args.threads == 1 else time.perf_counter
     print(f"{'weight, rows':16}{'reading':>10}{'float':>10}{'int8':>10}{'float/int8':>20}{'of reading':>12}")
     results = {}
     for kind in args.kinds:
@@ -48,12 +57,32 @@ def run(args: argparse.Namespace) -> int:
         for count in rows:
             x = torch.randn(count, depth).to(getattr(torch, args.dtype))
             arms = {"reading": words.sum} | {n: partial(blocks.block_linear, x, w) for n, w in weights.items()}
-            times = results[f"{kind} {count}"] = clocks.measure(arms, args.rounds, clock)
+            times = results[f"{kind} {count}"] = measured(arms, args.rounds, clock)
             columns = "".join(f"{median(arm):10.2f}" for arm in times.values())
             faster, share = (harness.ratio(times[arm], times["int8"]) for arm in ("float", "reading"))
             print(f"{f'{kind} {count}':16}{columns}{faster.cell:>20}{share.median:12.2f}", flush=True)
     record.write(args.json, "micro blocks", results)
     return 0
+
+
+def measured(
+    arms: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float]
+) -> dict[str, list[float]]:
+    """Milliseconds per call, one per round, arms in turns; short arms repeat for about a millisecond."""
+    repeats = {}
+    for name, arm in arms.items():
+        arm()
+        start = clock()
+        arm()
+        repeats[name] = max(1, int(1e-3 / max(clock() - start, 1e-6)))
+    times: dict[str, list[float]] = {name: [] for name in arms}
+    for number in range(rounds):
+        for name in harness.rotated(list(arms), number):
+            start = clock()
+            for _ in range(repeats[name]):
+                arms[name]()
+            times[name].append((clock() - start) / repeats[name] * 1e3)
+    return times
 
 
 def shape_of(text: str) -> tuple[int, int]:

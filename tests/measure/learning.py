@@ -1,37 +1,30 @@
 """Tokens per step of a server that learns, on held-out prompts, while it serves other prompts with pauses.
 
-Starts `outrider serve --learn` with an empty folder, or uses a running server by --url. The prompts of --prompts are
-served in as many parts as there are pauses; in a pause the server learns. After each pause some prompts of --held-out
-are sent, one at a time and with `"store": false`, so that the server does not keep them. All of them, and the prompts
-of other kinds in --general, are sent before the first part and after the last pause. Each request has its own
-`cache_salt`, so that prompt lookup finds no earlier answers. Decoding is greedy, so texts must not change.
+The server runs with `--learn` and an empty `--learn-folder`. The prompts of --prompts are served in as many parts as
+there are pauses; in a pause the server learns. After each pause some prompts of --held-out are sent, one at a time and
+with `"store": false`, so that the server does not keep them. All of them, and the prompts of other kinds in --general,
+are sent before the first part and after the last pause. Each request has its own `cache_salt`, so that prompt lookup
+finds no earlier answers. Decoding is greedy, so texts must not change.
 
-On a busy machine, compare tokens per step and the learner's processor seconds, which hardly depend on other work. Flags
-of the server go after --.
+On a busy machine, compare tokens per step and the learner's processor seconds, which hardly depend on other work.
 
 examples:
   python tests/measure/domains.py invoices --out prompts
   python tests/measure/learning.py --prompts prompts/invoices.jsonl --held-out prompts/invoices-held-out.jsonl
-  python tests/measure/learning.py --prompts mine.jsonl --held-out others.jsonl --pauses 5 --pause 300 -- --model FOLDER
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import secrets
-import socket
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import httpx
 import script
 from performance import table
 
@@ -40,14 +33,7 @@ from outrider.server.bench.remote import Remote
 from outrider.server.bench.server_processes import LEARNER, ServerProcesses
 from outrider.server.errors import UserError
 from outrider.server.prompt_files import read_mixed_questions, read_questions
-from outrider.server.settings.flags import add_all_flags, served_settings_of
 
-if TYPE_CHECKING:
-    from outrider.server.settings.resolve import Resolved
-
-START_SECONDS = 600
-"""Time limit for the server's start, its first measurement included."""
-STOP_SECONDS = 60
 TIMEOUT = 600.0
 IDLE, IDLE_LOOKS = 0.1, 10
 """A waiting learner is idle if it uses less processor time than this between two polls a second apart, this often in a
@@ -73,10 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--probe", type=int, default=12, metavar="N", help="held-out prompts a file and pause (default: %(default)s)")
     add("--concurrency", type=int, default=4, metavar="N", help="requests in flight, serving (default: %(default)s)")
     add("--new-tokens", type=int, default=128, metavar="N", help="longest answer (default: %(default)s)")
-    add("--url", metavar="URL", help="a running server with --learn, instead of one that is started")
+    add("--url", default="http://127.0.0.1:30000", help="a server with --learn (default: %(default)s)")
     add("--api-key", default=os.environ.get("OUTRIDER_API_KEY"), metavar="KEY", help="key (default: OUTRIDER_API_KEY)")
-    add("--learn-folder", type=Path, metavar="FOLDER", help="keep what is learned there (default: it is deleted)")
-    add("flags", nargs="*", metavar="-- FLAG", help="flags of `outrider serve`")
     harness.add_output_flags(parser)
 
 
@@ -86,61 +70,13 @@ def run(args: argparse.Namespace) -> int:
     if args.pause <= 0:
         raise UserError(f"--pause is above 0, not {args.pause:g}")
     harness.check_outputs(args)
-    if args.url and (args.flags or args.learn_folder):
-        raise UserError("--learn-folder and flags of the server go without --url")
     questions = read_mixed_questions(args.prompts)
     held_out = {path.stem: read_questions(path) for path in args.held_out}
     general = {path.stem: read_questions(path)[: args.general_count] for path in args.general}
-    with contextlib.ExitStack() as stack:
-        resolved, url = None, args.url
-        if not url:
-            folder = args.learn_folder or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "learned"
-            flags = ["--learn", "--learn-folder", str(folder), *args.flags]
-            resolved = _resolved(flags)
-            url = stack.enter_context(_server(flags))
-        results = asyncio.run(_measure(url, questions, held_out, general, args))
+    results = asyncio.run(_measure(args.url, questions, held_out, general, args))
     print(shown(results))
-    record.write(args.json, "learn", results, resolved=resolved)
+    record.write(args.json, "learn", results)
     return 1 if results["changed_texts"] else 0
-
-
-def _resolved(flags: Sequence[str]) -> Resolved:
-    """The server's settings; raises UserError if it would not start."""
-    from outrider.server.settings.resolve import resolve
-
-    parser = argparse.ArgumentParser(prog="outrider serve")
-    add_all_flags(parser)
-    return resolve(served_settings_of(parser.parse_args(list(flags))))
-
-
-@contextlib.contextmanager
-def _server(flags: Sequence[str]) -> Iterator[str]:
-    """Address of a running server; its output goes to standard error."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "outrider.server.cli.main", "serve", "--port", str(port), *flags]
-    process = subprocess.Popen(command, stdout=sys.stderr)
-    try:
-        url, until = f"http://127.0.0.1:{port}", time.monotonic() + START_SECONDS
-        while not _ready(url):
-            if process.poll() is not None or time.monotonic() > until:
-                raise UserError("the server did not start; its reason stands above")
-            time.sleep(0.5)
-        yield url
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _ready(url: str) -> bool:
-    with contextlib.suppress(httpx.HTTPError):
-        return httpx.get(f"{url}/ready").status_code == 200
-    return False
 
 
 async def _measure(

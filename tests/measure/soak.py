@@ -20,11 +20,13 @@ import random
 import re
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import script
 import soak_traffic
-from soak_report import Soak
 from soak_traffic import SoakCounts, SoakQuestion
 
 from outrider.server.bench import harness, record, remote, server_processes
@@ -43,6 +45,76 @@ HELD = re.compile(
     re.MULTILINE,
 )
 """Gauges of requests' cache usage."""
+LOW = 10
+"""Percentile of memory over a tenth of the time that counts as held. Memory above it is a step's workspace: logits of a
+batch and their sorted copies are hundreds of MB that come and go between two samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Soak:
+    """Results of a soak.
+
+    seconds: under load. warm_up: the part of them before memory counts. most_growth: MB. may_not_change: greedy
+    answers. emptied: seconds until the cache was empty; None: never. held: cache usage at the end, by the server's
+    gauges, if any.
+    """
+
+    counts: SoakCounts
+    samples: Sequence[ProcessSample]
+    seconds: float
+    warm_up: float
+    most_growth: float
+    may_not_change: bool
+    emptied: float | None
+    held: dict[str, float]
+
+    def memory(self) -> dict[str, tuple[float, float]]:
+        """Anonymous MB held after the warm-up and at the end, of each process that lived from one to the other. Pages
+        of files come and go with the machine's free memory."""
+        warm = [sample for sample in self.samples if sample.seconds >= self.warm_up]
+        found = {}
+        for name in warm[0].anonymous if len(warm) >= 4 else ():
+            if name in warm[-1].anonymous:
+                memory = [sample.anonymous[name] for sample in warm if name in sample.anonymous]
+                few = max(1, len(memory) // 10)
+                found[name] = float(np.percentile(memory[:few], LOW)), float(np.percentile(memory[-few:], LOW))
+        return found
+
+    def faults(self) -> list[str]:
+        """All faults of the run."""
+        counts, found = self.counts, []
+        if counts.broken:
+            found.append(f"{counts.broken} requests failed")
+        if counts.changed and self.may_not_change:
+            found.append(f"{counts.changed} greedy answers are not what they were alone")
+        if counts.against_schema:
+            found.append(f"{counts.against_schema} answers do not follow their schema")
+        if self.emptied is None:
+            found.append("the cache did not become empty")
+        grown = sum(last - first for first, last in self.memory().values())
+        if grown > self.most_growth:
+            found.append(f"memory grew by {grown:.0f} MB after the warm-up; {self.most_growth:g} are allowed")
+        return found
+
+    def table(self) -> str:
+        counts = self.counts
+        asked = ", ".join(f"{kind} {counts.whole[kind]} of {number}" for kind, number in counts.asked.items())
+        failures = ", ".join(f"{failure}: {number}" for failure, number in counts.failures.items()) or "none"
+        held = ", ".join(f"{name} {value:g}" for name, value in self.held.items())
+        emptied = f"is not empty: {held}" if self.emptied is None else f"was empty after {self.emptied:.0f} s"
+        return "\n".join(
+            [
+                f"{sum(counts.asked.values())} requests in {self.seconds / 60:.1f} minutes; whole answers: {asked}",
+                f"failures: {failures}",
+                f"greedy answers compared with the same prompt alone: {counts.compared}, changed: {counts.changed}",
+                f"answers against their schema: {counts.against_schema}",
+                f"the cache {emptied}" if held else "the server does not say what its cache holds",
+                *(f"{name}: {first:.1f} MB after the warm-up, {last:.1f} at the end"
+                  for name, (first, last) in self.memory().items()),
+                *(f"  {example}" for example in counts.examples),
+                "; ".join(self.faults()) or "nothing found",
+            ]
+        )  # fmt: skip
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +145,7 @@ def run(args: argparse.Namespace) -> int:
     harness.check_outputs(args)
     soak = asyncio.run(_soak(args))
     print(soak.table())
-    record.write(args.json, "soak", soak.plain())
+    record.write(args.json, "soak", asdict(soak) | {"faults": soak.faults(), "memory": soak.memory()})
     return 1 if soak.faults() else 0
 
 
@@ -90,16 +162,15 @@ async def _soak(args: argparse.Namespace) -> Soak:
         if watched is None:
             harness.log("The server's processes are not to be seen from here: its memory is not watched")
         harness.log(f"Asking {len(questions)} prompts alone")
-        questions, failures = await soak_traffic.ask_alone(server, questions, args.timeout)
-        if failures:
+        if failures := await soak_traffic.ask_alone(server, questions, args.timeout):
             raise UserError(f"the idle server did not answer {len(failures)} prompts: {failures[0]}")
         counts, samples = SoakCounts(), list[ProcessSample]()
         seconds = args.minutes * 60
         watch = asyncio.create_task(_watch(watched, samples, counts))
         began = time.monotonic()
         await soak_traffic.press(
-            server, questions, concurrency=args.concurrency, seconds=seconds, seed=args.seed, timeout=args.timeout,
-            counts=counts,
+            server, questions, counts, concurrency=args.concurrency, seconds=seconds, seed=args.seed,
+            timeout=args.timeout,
         )  # fmt: skip
         took = time.monotonic() - began
         empty, held = await _becomes_empty(server)

@@ -4,8 +4,7 @@ import asyncio
 import json
 import random
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,16 +31,13 @@ SHOWN = 5
 """Examples of faults to keep."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SoakQuestion:
     """A prompt with its answer's length, and the greedy answer to it alone."""
 
     text: str
     new_tokens: int
     alone: str = ""
-
-    def body(self) -> dict[str, Any]:
-        return {"messages": [{"role": "user", "content": self.text}], "max_tokens": self.new_tokens, "temperature": 0.0}
 
 
 @dataclass(slots=True)
@@ -52,9 +48,9 @@ class SoakCounts:
     with the first ones. examples: some faults, in words.
     """
 
-    asked: Counter[str] = field(default_factory=Counter)
-    whole: Counter[str] = field(default_factory=Counter)
-    failures: Counter[str] = field(default_factory=Counter)
+    asked: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    whole: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KINDS, 0))
+    failures: dict[str, int] = field(default_factory=dict)
     compared: int = 0
     changed: int = 0
     against_schema: int = 0
@@ -69,116 +65,81 @@ class SoakCounts:
         if len(self.examples) < SHOWN:
             self.examples.append(example)
 
+    def count(self, kind: str, question: SoakQuestion, reply: Reply) -> None:
+        """Count a request's outcome."""
+        if reply.failure:
+            if reply.failure != "aborted":
+                self.failures[reply.failure] = self.failures.get(reply.failure, 0) + 1
+                if reply.failure != TURNED_AWAY:
+                    self.note(f"{kind}: {reply.failure} {reply.detail}")
+            return
+        self.whole[kind] += 1
+        if kind == "greedy":
+            self.compared += 1
+            if reply.text != question.alone:
+                self.changed += 1
+                said = f"alone {question.alone!r}, under load {reply.text!r}"
+                self.note(f"changed: {question.text[:60]!r}: {said}")
+        elif kind == "schema" and reply.finish_reason == "stop" and not _follows_schema(reply.text):
+            self.against_schema += 1
+            self.note(f"against the schema: {reply.text!r}")
 
-async def ask_alone(
-    remote: Remote, questions: Sequence[SoakQuestion], timeout: float
-) -> tuple[list[SoakQuestion], list[str]]:
-    """The questions with their greedy answers, sent one at a time; the fault instead, in words, if one fails."""
-    answered, failures = [], []
+
+def body_of(kind: str, question: SoakQuestion, draw: random.Random) -> dict[str, Any]:
+    """The body of a request of this kind."""
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": question.text}], "max_tokens": question.new_tokens,
+        "temperature": 0.0, "stream": draw.random() < 0.5,
+    }  # fmt: skip
+    if kind == "sampled":
+        body |= {"temperature": draw.uniform(0.2, 1.5), "top_p": draw.choice([1.0, 0.9, 0.5])}
+        if draw.random() < 0.5:
+            body["seed"] = draw.randrange(1 << 31)
+        if draw.random() < 0.3:
+            body |= {"presence_penalty": draw.uniform(0, 2), "frequency_penalty": draw.uniform(0, 2)}
+        if draw.random() < 0.2:
+            body |= {"logprobs": True, "top_logprobs": draw.randrange(6)}
+    elif kind == "schema":
+        schema = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+        body |= {"max_tokens": 2 * question.new_tokens, "response_format": schema}
+    if kind in ("schema", "given up"):
+        body["temperature"] = draw.choice([0.0, 1.0])
+    return body
+
+
+async def ask_alone(remote: Remote, questions: Sequence[SoakQuestion], timeout: float) -> list[str]:
+    """Ask the questions one at a time and keep their greedy answers; returns the failures, in words."""
+    failures = []
     for question in questions:
-        reply = await remote.ask(CHAT, question.body(), timeout=timeout)
+        body = body_of("greedy", question, random.Random(0)) | {"stream": False}
+        reply = await remote.ask(CHAT, body, timeout=timeout)
+        question.alone = reply.text
         if reply.failure:
             failures.append(f"{reply.failure}: {reply.detail}")
-        answered.append(SoakQuestion(question.text, question.new_tokens, reply.text))
-    return answered, failures
+    return failures
 
 
 async def press(
-    remote: Remote,
-    questions: Sequence[SoakQuestion],
-    *,
-    concurrency: int,
-    seconds: float,
-    seed: int,
-    timeout: float,
-    counts: SoakCounts,
-) -> None:
+    remote: Remote, questions: Sequence[SoakQuestion], counts: SoakCounts, *, concurrency: int, seconds: float,
+    seed: int, timeout: float,
+) -> None:  # fmt: skip
     """Keep `concurrency` requests of all kinds in flight for `seconds`, and wait for the last; fills in counts."""
     end = time.monotonic() + seconds
 
     async def one_client(number: int) -> None:
-        random_ = random.Random(f"{seed} {number}")
+        draw = random.Random(f"{seed} {number}")
         while time.monotonic() < end:
-            kind = random_.choices([*KINDS], [*KINDS.values()])[0]
-            question = random_.choice(questions)
-            failure = await _ASKING[kind](remote, question, random_, timeout, counts)
-            if failure == TURNED_AWAY:
-                await asyncio.sleep(PAUSE_SECONDS * (1 + random_.random()))
+            kind = draw.choices([*KINDS], [*KINDS.values()])[0]
+            question = draw.choice(questions)
+            abort_after = draw.expovariate(0.5) if kind == "given up" else None
+            counts.asked[kind] += 1
+            body = body_of(kind, question, draw)
+            reply = await remote.ask(CHAT, body, timeout=timeout, abort_after=abort_after)
+            counts.count(kind, question, reply)
+            if reply.failure == TURNED_AWAY:
+                await asyncio.sleep(PAUSE_SECONDS * (1 + draw.random()))
 
     await asyncio.gather(*(one_client(number) for number in range(concurrency)))
-
-
-async def _ask(
-    kind: str,
-    remote: Remote,
-    body: dict[str, Any],
-    timeout: float,
-    counts: SoakCounts,
-    abort_after: float | None = None,
-) -> Reply:
-    counts.asked[kind] += 1
-    reply = await remote.ask(CHAT, body, timeout=timeout, abort_after=abort_after)
-    if not reply.failure:
-        counts.whole[kind] += 1
-    elif reply.failure != "aborted":
-        counts.failures[reply.failure] += 1
-        if reply.failure != TURNED_AWAY:
-            counts.note(f"{kind}: {reply.failure} {reply.detail}")
-    return reply
-
-
-async def _greedy(
-    remote: Remote, question: SoakQuestion, random_: random.Random, timeout: float, counts: SoakCounts
-) -> str:
-    body = question.body() | {"stream": random_.random() < 0.5}
-    reply = await _ask("greedy", remote, body, timeout, counts)
-    if not reply.failure:
-        counts.compared += 1
-        if reply.text != question.alone:
-            counts.changed += 1
-            counts.note(f"changed: {question.text[:60]!r}: alone {question.alone!r}, under load {reply.text!r}")
-    return reply.failure
-
-
-async def _sampled(
-    remote: Remote, question: SoakQuestion, random_: random.Random, timeout: float, counts: SoakCounts
-) -> str:
-    body = question.body() | {
-        "temperature": random_.uniform(0.2, 1.5),
-        "top_p": random_.choice([1.0, 0.9, 0.5]),
-        "stream": random_.random() < 0.5,
-    }
-    if random_.random() < 0.5:
-        body["seed"] = random_.randrange(1 << 31)
-    if random_.random() < 0.3:
-        body |= {"presence_penalty": random_.uniform(0, 2), "frequency_penalty": random_.uniform(0, 2)}
-    if random_.random() < 0.2:
-        body |= {"logprobs": True, "top_logprobs": random_.randrange(6)}
-    return (await _ask("sampled", remote, body, timeout, counts)).failure
-
-
-async def _schema(
-    remote: Remote, question: SoakQuestion, random_: random.Random, timeout: float, counts: SoakCounts
-) -> str:
-    body = question.body() | {
-        "max_tokens": 2 * question.new_tokens,
-        "temperature": random_.choice([0.0, 1.0]),
-        "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}},
-        "stream": random_.random() < 0.5,
-    }
-    reply = await _ask("schema", remote, body, timeout, counts)
-    if not reply.failure and reply.finish_reason == "stop" and not _follows_schema(reply.text):
-        counts.against_schema += 1
-        counts.note(f"against the schema: {reply.text!r}")
-    return reply.failure
-
-
-async def _given_up(
-    remote: Remote, question: SoakQuestion, random_: random.Random, timeout: float, counts: SoakCounts
-) -> str:
-    body = question.body() | {"stream": random_.random() < 0.7, "temperature": random_.choice([0.0, 1.0])}
-    reply = await _ask("given up", remote, body, timeout, counts, abort_after=random_.expovariate(0.5))
-    return reply.failure
 
 
 def _follows_schema(text: str) -> bool:
@@ -186,8 +147,3 @@ def _follows_schema(text: str) -> bool:
         return Draft202012Validator(SCHEMA).is_valid(json.loads(text))
     except ValueError:
         return False
-
-
-_ASKING: dict[str, Callable[..., Any]] = {
-    "greedy": _greedy, "sampled": _sampled, "schema": _schema, "given up": _given_up,
-}  # fmt: skip

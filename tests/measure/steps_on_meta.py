@@ -22,6 +22,7 @@ from sglang.srt.server_args import ServerArgs
 from torch.utils._device import _device_constructors
 
 from outrider.kernels.cuda import native
+from outrider.kernels.cuda.operators import FUNCTIONS
 
 REQUESTS, KINDS, SIZES, WARM = (1, 8, 32), ("greedy", "sampled"), (1, 2, 4, 8, 32), 50
 CONSTANTS = {torch.int64: 1, torch.int32: 1, torch.float32: 0.5}
@@ -107,12 +108,6 @@ def install() -> torch.device:
 
 def operators() -> dict[str, Any]:
     """Our operators' functions by name."""
-    try:
-        from outrider.kernels.cuda.operators import FUNCTIONS
-    except ImportError:  # an older tree
-        from torch._library.custom_ops import OPDEFS
-
-        FUNCTIONS = {name: made._backend_fns[None] for name, made in OPDEFS.items() if name.startswith("outrider_cuda")}
     return {name.partition("::")[2]: function for name, function in FUNCTIONS.items()}
 
 

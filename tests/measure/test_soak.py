@@ -10,7 +10,7 @@ import script
 import soak as soak_script
 from aiohttp import web
 from small_openai import Handler, SmallServer, answer
-from soak_report import Soak
+from soak import Soak
 from soak_traffic import SoakCounts
 
 from outrider.server.bench import record, server_processes
@@ -47,10 +47,10 @@ def test_a_correct_server_passes(tmp_path: Path, capsys: pytest.CaptureFixture[s
     code, shown, record = soak(right, tmp_path, capsys, 'sglang:num_used_tokens{rank="0"} 0.0\n')
     assert code == 0, shown
     assert shown.endswith("nothing found\n")
-    assert "cache empty after 0 s" in shown
+    assert "the cache was empty after 0 s" in shown
     assert record["counts"]["compared"] == record["counts"]["whole"]["greedy"] > 0
-    assert set(record["counts"]["asked"]) == {"greedy", "sampled", "schema", "given up"}
-    assert record["counts"]["whole"].get("given up", 0) < record["counts"]["asked"]["given up"]
+    assert all(record["counts"]["asked"].values())
+    assert record["counts"]["whole"]["given up"] < record["counts"]["asked"]["given up"]
 
 
 def test_texts_that_change_under_load_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,14 +118,13 @@ def test_memory_counts_held_memory_and_not_a_steps_workspace() -> None:
     assert found(warming + [200.0] * 200).faults() == []
     leaking = found(warming + [200.0 + second for second in range(200)])
     assert leaking.faults() == ["memory grew by 180 MB after the warm-up; 32 are allowed"]
-    assert leaking.growth()["server"].after_warm_up == 0
+    assert leaking.memory()["server"] == (100.0, 100.0)
 
 
 def test_processes_of_a_server_are_found() -> None:
     with SmallServer(right) as server, subprocess.Popen(["true"]) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         watched = server_processes.of_server(server.url)
-        assert watched is not None
         sample = watched.sample()
     assert 10 < sample.anonymous["server"] < sample.resident["server"] < 100_000
     assert server_processes.of_server("http://192.0.2.1:80") is None

@@ -77,13 +77,6 @@ def test_no_gain_is_invented_between_request_counts_that_were_measured() -> None
     np.testing.assert_allclose(cost.seconds(20, tokens, 0), true(20, tokens), rtol=1e-9)
 
 
-def test_dips_and_cliffs_stay_where_they_were_measured() -> None:
-    cost = StepCost(Point(1, b, 10, (t,)) for b, t in [(1, 4.0), (2, 6.0), (3, 5.0), (4, 9.0), (8, 8.0)])
-    np.testing.assert_allclose(
-        cost.seconds(1, np.arange(1, 9), 10), [4.0, 6.0, 5.0, 9.0, 9.0, 9.0, 9.0, 8.0]
-    )  # 5..7: the larger neighbour, until the smaller one is reached
-
-
 def test_a_dip_at_a_number_of_tokens_is_seen_between_request_counts() -> None:
     """Kernels have cliffs at a number of tokens, whichever requests these belong to."""
     cost = StepCost(Point(r, r * n, 0, (0.5 if r * n == 64 else 1.0,)) for r in (16, 32) for n in range(1, 9))

@@ -72,14 +72,6 @@ def test_a_level_that_can_be_kept_bounds_the_round():
     assert choose(chances, seconds, [2 * level, 0.0], step_tokens=2.0).counts.tolist() == [0, 2]
 
 
-def test_a_level_that_no_round_keeps_is_ignored():
-    chances, seconds = [[0.8], [0.9, 0.9, 0.2]], line(0.02, 0.004, 2)
-    free = choose(chances, seconds).counts.tolist()
-    for late in (False, True):
-        assert choose(chances, seconds, [1e6, 0.0], [late, False]).counts.tolist() == free
-        assert choose(chances, seconds, [1e6, 0.1], [late, False]).counts.tolist() == free
-
-
 def test_a_draft_that_pays_for_its_request_alone_keeps_its_level():
     chances, seconds = [[0.5], [], [], []], line(0.02, 0.005, 4)
     assert choose(chances, seconds).counts.tolist() == [0, 0, 0, 0]

@@ -125,19 +125,6 @@ def test_ranks_count_masked_positions_by_their_best_token():
     assert ranked_positions(masked, np.array([[0.2, 0.9, 0.5, 0.2]])).tolist() == [[2, 0, 3, 1]]
 
 
-def test_a_chain_filled_by_hand():
-    block = np.array([[MASK, 7, MASK, MASK]])
-    tokens = np.array([[[1, 2], [3, 4], [5, 6], [8, 9]]])
-    probabilities = np.array([[[0.25, 0.2], [0.9, 0.1], [0.81, 0.1], [0.5, 0.4]]], dtype=np.float32)
-    filled = fill(CHAIN, block, Candidates(tokens, probabilities), MASK)
-    assert filled.states.tolist() == [[[MASK, 7, 5, MASK], [MASK, 7, MASK, 8], [MASK, 7, 5, 8], [2, 7, 5, 8]]]
-    expected = [0.81, 0.5, math.sqrt(0.81 * 0.5), (0.81 * 0.5 * 0.2) ** (1 / 3)]
-    assert filled.local_scores[0] == pytest.approx(expected)
-    third = math.sqrt(expected[2] * expected[3])
-    combined = [math.sqrt(expected[0] * third), math.sqrt(expected[1] * third), third, expected[3]]
-    assert scores(CHAIN, filled)[0] == pytest.approx(combined)
-
-
 @given(graphs(), blocks())
 def test_a_node_shows_the_revealed_tokens_and_its_pairs(graph, case):
     block, candidates = case

@@ -129,7 +129,6 @@ def test_a_machine_that_becomes_slower_is_noticed_while_serving() -> None:
 def test_answers_keep_their_share_and_the_prompt_waits_no_longer() -> None:
     simulation = Simulation(Pauses(BOUND, made_cost()), [(0.0, 6000)])
     (long,) = simulation.run(30)
-    assert long.first_token is not None
     alone = taken(6000)
     assert long.first_token <= alone / (1 - SHARE) * 1.15
     before = [
@@ -153,8 +152,6 @@ def test_a_short_prompt_passes_a_long_one_and_its_pending_decode_steps(tokens: i
     simulation = Simulation(Pauses(BOUND, made_cost()), [(0.0, 6000), (1.0, tokens), (2.05, tokens), (3.1, tokens)])
     long, *short = simulation.run(30)
     for each in short:
-        assert each.first_token is not None
-        assert long.first_token is not None
         assert each.first_token - each.came <= BOUND + taken(tokens) + 2 * STEP
         assert each.first_token < long.first_token
 
@@ -164,7 +161,6 @@ def test_where_reading_is_slow_a_short_prompt_passes_though_it_breaks_the_bound(
     pauses = Pauses(BOUND, made_cost(10.0))
     assert pauses.cost.seconds(tokens, pairs_of([tokens], [0])) > BOUND
     chunk = pauses.choose([Prompt(tokens, 0, turn_of(1000, tokens))], Prompt(5000, 1000, turn_of(0, 5000)))
-    assert chunk is not None
     assert (chunk.unfinished is not None and chunk.tokens - chunk.unfinished >= tokens) == passes
 
 
@@ -172,7 +168,6 @@ def test_where_reading_is_slow_a_short_prompt_passes_though_it_breaks_the_bound(
 def test_short_prompts_pass_a_long_one_that_is_almost_read(tokens: int, arrival: int, passes: bool) -> None:
     pauses = Pauses(BOUND, made_cost())
     chunk = pauses.choose([Prompt(tokens, 0, turn_of(arrival, tokens))], Prompt(900, 5100, turn_of(0, 900)))
-    assert chunk is not None
     assert (chunk.unfinished is not None) == passes
 
 
@@ -183,7 +178,6 @@ def test_a_short_prompt_waits_for_service_levels_no_longer_than_twice_the_bound(
     long, *short = simulation.run(60)
     assert long.first_token is None or long.first_token > 40
     for each in short:
-        assert each.first_token is not None
         assert each.first_token - each.came <= 3 * BOUND + taken(50) + 2 * STEP
 
 
@@ -193,13 +187,6 @@ def test_a_flood_of_short_prompts_starves_no_long_one() -> None:
     simulation = Simulation(Pauses(BOUND, made_cost()), [(0.0, 3000), *flood])
     long, *_ = simulation.run(120)
     assert long.first_token is not None
-
-
-def test_decode_steps_go_on_in_a_flood_of_prompts() -> None:
-    flood = [(when, 100) for when in np.arange(0.0, 60, 0.04).tolist()]
-    simulation = Simulation(Pauses(BOUND, made_cost()), flood)
-    simulation.run(20)
-    assert max(simulation.gaps) <= BOUND * 1.02 + STEP
 
 
 def test_service_levels_get_the_time_they_need_from_every_prompt() -> None:
@@ -222,7 +209,6 @@ def test_without_answers_a_chunk_is_larger_and_never_refused() -> None:
     pauses = Pauses(BOUND, made_cost())
     for _ in range(3):
         chunk = pauses.choose([Prompt(6000, 0, 0)], None, answering=False)
-        assert chunk is not None
         assert BOUND < taken(chunk.tokens) <= 2 * BOUND * 1.05
         pauses.launch(taken(chunk.tokens), long=True, level_share=0.0)
 
@@ -230,25 +216,20 @@ def test_without_answers_a_chunk_is_larger_and_never_refused() -> None:
 def test_a_bound_that_one_forward_breaks_still_reads_chunks_worth_a_forward() -> None:
     pauses = Pauses(FORWARD / 2, made_cost())
     chunk = pauses.choose([Prompt(6000, 0, 0)], None)
-    assert chunk is not None
     assert taken(chunk.tokens) - FORWARD >= 0.8 * FORWARD
 
 
 def test_a_prompt_that_fits_into_a_chunk_is_not_cut() -> None:
     pauses = Pauses(BOUND, made_cost())
     chunk = pauses.choose([Prompt(200, 0, 0), Prompt(250, 0, 1), Prompt(50, 0, 2)], None)
-    assert chunk is not None
     assert chunk.tokens == 200
     filled = pauses.choose([Prompt(200, 0, 0), Prompt(2500, 0, 1)], None)
-    assert filled is not None
     assert 200 < filled.tokens < 450
 
 
 def test_chunks_end_where_pages_do() -> None:
     pauses = Pauses(BOUND, made_cost(), page=64)
     chunk = pauses.choose([Prompt(50, 0, 0)], Prompt(6000, 512, 9e9))
-    assert chunk is not None
-    assert chunk.unfinished is not None
     assert chunk.tokens % 64 == chunk.unfinished % 64 == 0
     assert chunk.tokens - chunk.unfinished == 64
 
@@ -256,7 +237,6 @@ def test_chunks_end_where_pages_do() -> None:
 def test_prompts_that_wait_in_order_of_arrival_do_not_pass() -> None:
     pauses = Pauses(BOUND, made_cost(), in_turn=False)
     chunk = pauses.choose([Prompt(50, 0, 0)], Prompt(6000, 0, 9e9))
-    assert chunk is not None
     assert chunk.unfinished is None
     pauses.launch(BOUND, long=True, level_share=0.0)
     pauses.observe_chunk(chunk.tokens, pairs_of([chunk.tokens], [0]), BOUND)

@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from finished import CHEAP, GAMMA, LIKELY, UNLIKELY, observe, run, uncorrected
+from finished import CHEAP, GAMMA, LIKELY, observe, run, uncorrected
 from planning import curve_cost, prefixes, value, view
 
 from outrider.scheduler.baselines import Synchronous
 from outrider.scheduler.contract import Budget
-from outrider.scheduler.cost.model import StepCost
-from outrider.scheduler.cost.step_times import Point
 from outrider.scheduler.curve import LARGEST, RESOLUTION, largest_survivals
 from outrider.scheduler.history import SAMPLES, SurvivalHistory
 from outrider.scheduler.planner import Asynchronous
@@ -40,12 +38,6 @@ def test_algorithm_1_finds_the_best_of_all_choices_where_throughput_has_one_peak
     assert throughput(tuple(verify_lens.tolist())) == pytest.approx(best, rel=1e-5)
 
 
-def test_algorithm_1_stops_at_the_first_drop_though_more_would_pay():
-    planner = Synchronous(curve_cost(1, [1.0, 2.0, 2.1, 2.2]))
-    certain = torch.ones(1, 3)
-    assert planner.admit(certain, torch.tensor([3]), planner.budget(view(1, 3))).tolist() == [0]
-
-
 @pytest.mark.parametrize("seed", range(40))
 def test_budget_is_the_best_of_the_jagged_curve_of_two_steps_ago(seed):
     rng = np.random.default_rng(seed)
@@ -72,12 +64,6 @@ def test_budget_is_the_best_of_the_jagged_curve_of_two_steps_ago(seed):
         assert budget.predicted_seconds(budget.tokens) == pytest.approx(cost[budget.tokens] + draft)
 
 
-def test_the_search_gets_over_a_cliff():
-    planner = uncorrected(curve_cost(1, [1.0, 2.0, 2.05, 2.1]))
-    sure = np.full((1, GAMMA), 0.95, dtype=np.float32)
-    assert [run(planner, view(1, GAMMA), sure) for _ in range(4)][-1] == 3
-
-
 def test_a_plan_holds_for_a_few_steps_of_the_same_requests():
     """A plan holds until it expires or a request joins."""
     planner = Asynchronous(curve_cost(2, CHEAP), GAMMA, smoothing=1, held=3)
@@ -93,19 +79,6 @@ def test_a_plan_holds_for_a_few_steps_of_the_same_requests():
     assert planner._last is not made
     with pytest.raises(ValueError, match="held"):
         Asynchronous(curve_cost(2, CHEAP), GAMMA, held=0)
-
-
-def test_the_newest_step_does_not_reach_the_budget():
-    """Budgets follow confidences by exactly two steps."""
-    planner = uncorrected(curve_cost(2, CHEAP))
-    alone = {}
-    for name, confidence in (("likely", LIKELY), ("unlikely", UNLIKELY)):
-        steady = uncorrected(curve_cost(2, CHEAP))
-        alone[name] = [run(steady, view(2, GAMMA), confidence) for _ in range(4)][-1]
-    assert alone["likely"] != alone["unlikely"]
-    order = ["likely", "unlikely", "unlikely", "likely", "unlikely", "likely", "likely"]
-    budgets = [run(planner, view(2, GAMMA), {"likely": LIKELY, "unlikely": UNLIKELY}[name]) for name in order]
-    assert budgets[2:] == [alone[name] for name in order[:-2]]
 
 
 def test_late_observation_plans_the_same():
@@ -305,21 +278,6 @@ def test_a_drafter_whose_drafts_all_fail_rests_within_a_few_steps(requests, stat
     drafts = [run(planner, view(requests, GAMMA), confidence) is not None for _ in range(600)]
     assert sum(drafts[:50]) <= 30
     assert sum(drafts[300:]) <= 0.15 * 300
-
-
-def test_a_planner_for_a_real_grid():
-    points = [
-        Point(r, r * n, r * c, (5e-3 + 1e-4 * r * n + 1e-7 * r * c,))
-        for r in (1, 8, 32)
-        for n in range(1, 9)
-        for c in (100, 1000)
-    ]
-    planner = Asynchronous(StepCost(points), 7)
-    rng = np.random.default_rng(0)
-    for requests in (1, 3, 20, 40):
-        for _ in range(4):
-            tokens = run(planner, view(requests, 7), rng.beta(5, 1, (requests, 7)).astype(np.float32), accepted=3)
-        assert tokens is None or 0 < tokens <= 7 * requests
 
 
 @pytest.mark.parametrize("smoothing", [1, 8])

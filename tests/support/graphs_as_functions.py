@@ -1,8 +1,11 @@
-"""SGLang's graph backend, replaced: it keeps the function that would be captured and calls it again for a replay."""
+"""Graphs, replaced: the function that would be captured is kept, and called again for a replay."""
 
+from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -16,8 +19,21 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def record(forward: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+    """Replaces the capture of `DraftGraphs`: a replay, and the first run's result, whose tensors replays overwrite."""
+    made = forward()
+
+    def replay() -> None:
+        new = forward()
+        for each in fields(made):
+            if isinstance(ours := getattr(made, each.name), torch.Tensor):
+                ours.copy_(getattr(new, each.name))
+
+    return replay, made
+
+
 class Graphs:
-    """The function that would be captured, in place of a graph."""
+    """SGLang's graph backend."""
 
     def __init__(self) -> None:
         self.captured: dict[Any, Any] = {}

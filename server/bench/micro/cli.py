@@ -9,6 +9,5 @@ COMMANDS = {"steps": ("outrider.server.bench.micro.steps", "time of one engine s
 # former name: the command that replaces it
 MOVED = {
     "blocks": "`python tests/measure/block_times.py` in a checkout",
-    "kernels": "`python tests/measure/kernel_times.py` in a checkout",
     "plan": "`python tests/measure/plan_times.py` in a checkout",
 }

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tiny_drafters import TINY, make_model, make_target
+from tiny_drafters import TINY, decode_along, make_model, make_target
 
 from outrider.drafters import networks, registry
-from outrider.drafters.base import DraftBatch, Drafter, Features
 from outrider.drafters.block.model import BlockModel, TrainedModel
 from outrider.drafters.commands.train import read_drafter, schedule_of
 from outrider.drafters.diffusion.denoise import Schedule
@@ -52,7 +51,7 @@ def judge(candidate: list[int], in_use: list[int] | None, **how: object) -> gate
     names = how.pop("prompts", prompts(len(candidate)))
     general = how.pop("general", GENERAL)
     used = None if in_use is None else answers(in_use)
-    return compare(answers(candidate), used, names, general, None if used is None else GENERAL, **how)  # type: ignore[arg-type]
+    return compare(answers(candidate), used, names, general, None if used is None else GENERAL, **how)
 
 
 def test_better_passes_and_equal_or_worse_does_not() -> None:
@@ -192,14 +191,14 @@ def test_following_equals_serving(kind: str, target: TargetModel, tmp_path: Path
     followed = following(model, target, held, schedule_of(kind, gamma, steps))
     runs = set()
     for s, one in zip(held, followed, strict=True):
-        accepted, confidence = decode(served, s)
+        accepted, confidence = decode_along(served, s)
         assert one.accepted.tolist() == accepted
         assert one.tokens == len(s.tokens) - 1 - s.prompt
         assert one.confidence.shape == (one.steps, gamma)
         assert one.confidence.dtype == np.float32
         for k in range(gamma):  # tokens after a wrong one are not verified
             right = one.accepted >= k
-            np.testing.assert_allclose(one.confidence[right, k], confidence[right, k], atol=2e-3)
+            np.testing.assert_allclose(one.confidence[right, k], confidence.numpy()[right, k], atol=2e-3)
         assert ((one.accepted <= one.reach) & (one.reach <= gamma)).all()
         runs |= set(accepted)
     assert len(runs) > (1 if kind == "dflash2" else 2)  # it proposes all tokens, so it is right less often
@@ -222,30 +221,6 @@ def following(
 ) -> list[Followed]:
     maker = BatchMaker(model.config, model.vocab, device=torch.device("cpu"))
     return follow(drafts_of(model, frozen_part(model, target), schedule), maker, sequences)
-
-
-def decode(drafter: Drafter, s: Sequence) -> tuple[list[int], np.ndarray]:
-    """Accepted tokens of each step along a known answer, and confidences [steps, gamma]."""
-    drafter.allocate(256)
-    table = torch.arange(256, dtype=torch.int32)[None]
-    seen, at, accepted, confidence = 0, s.prompt, [], []
-    while at < len(s.tokens) - 1:
-        places = torch.arange(seen, at)
-        hidden = s.features[seen:at] if drafter.target_layers else None
-        drafter.observe(Features(hidden, s.tokens[seen:at], places, places))
-        seen = at
-        draft = drafter.propose(
-            DraftBatch(
-                anchors=s.tokens[at : at + 1], seq_lens=torch.tensor([at]), page_table=table,
-                keys=torch.zeros(1, drafter.gamma, dtype=torch.int64), rows=torch.zeros(1, dtype=torch.int64),
-                temperatures=torch.zeros(1), wants_probs=False,
-            )
-        )  # fmt: skip
-        true = s.tokens[at + 1 : at + 1 + drafter.gamma]
-        accepted.append(int((draft.tokens[0, : len(true)] == true).long().cumprod(0).sum()))
-        confidence.append(draft.confidence[0])
-        at += accepted[-1] + 1
-    return accepted, torch.stack(confidence).numpy()
 
 
 @pytest.fixture(scope="module")

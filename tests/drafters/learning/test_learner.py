@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learning_process import FAULTS, keep, run
-from tiny_drafters import save_target
+from learning_process import FAULTS, events, keep, run
 
 from outrider.drafters import networks
 from outrider.drafters.learning import start
@@ -31,12 +30,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "learner"
-
-
-def events(folder: Path, name: str) -> list[dict[str, Any]]:
-    path = folder / "events.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [event for event in lines if event["event"] == name]
 
 
 def numbers(folder: Path) -> dict[str, Any]:
@@ -250,14 +243,6 @@ def test_features_of_another_target_are_made_again(tmp_path: Path, learned_targe
             assert supply.items
 
 
-def test_answers_of_another_model_are_foreign(tmp_path: Path, answers: list[Answer]) -> None:
-    other = TargetModel.load(str(save_target(tmp_path / "other", hidden_size=64)), dtype=torch.float32)
-    supply = Supply(tmp_path / "features", other, (1, 3), 10**8)
-    for _ in supply.read(answers):
-        pass
-    assert supply.foreign == len(answers)
-
-
 START = """
 import os, sys
 os.sched_setscheduler = lambda *given: print("class", given[1], flush=True)
@@ -292,7 +277,6 @@ def test_stopped_continued_ended_and_orphaned(folder: Path, command: list[str], 
     )
     learner = [sys.executable, "-c", START, *command]
     with subprocess.Popen([sys.executable, "-c", parent, *learner], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
         pid = int(server.stdout.readline())
         assert sorted(server.stdout.readline() for _ in range(2)) == ["class 5\n", "nice 19\n"]
         for _ in range(5):

@@ -21,14 +21,6 @@ def test_a_store_in_use_by_another_process_is_not_touched(tmp_path: Path) -> Non
         assert (folder / "meta.json").exists()
 
 
-def test_a_store_of_other_layers_is_emptied(tmp_path: Path) -> None:
-    folder = tmp_path / "features"
-    open_store(folder, 8, {"layers": [1]})
-    (folder / "left").touch()
-    open_store(folder, 8, {"layers": [2]})
-    assert not (folder / "left").exists()
-
-
 def test_answers_under_rules_teach_the_allowed_tokens(
     tmp_path: Path, learned_target: Path, answers: list[Answer]
 ) -> None:

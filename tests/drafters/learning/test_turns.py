@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from adapters import write_adapter
-from learning_process import keep, run
+from learning_process import events, keep, run
 
 from outrider.drafters.adapter_folder import AdapterFolder
 from outrider.drafters.learning import owners, turns
@@ -142,7 +142,7 @@ def test_a_key_that_is_removed_meanwhile(scripted: Turns, tmp_path: Path) -> Non
                 owners.forget_owner(self.folder)
                 (self.folder / "learner.json").read_text()
 
-    turns.Learner = Removed  # type: ignore[misc]
+    turns.Learner = Removed
     assert take_all(scripted) == ["a", "b"]
     assert not folder.exists()
 
@@ -172,31 +172,6 @@ def test_folders_of_keys(tmp_path: Path) -> None:
     (made.parent / "thesis" / "thesis.tex").write_text("x")
     with pytest.raises(ValueError, match="is no learner's folder"):
         forget(tmp_path / "root")
-
-
-def events(folder: Path, name: str) -> list[dict[str, Any]]:
-    path = folder / "events.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return [event for event in lines if event["event"] == name]
-
-
-@pytest.mark.slow
-def test_each_key_learns_for_itself_over_a_kill(command: list[str], answers: list[Answer], tmp_path: Path) -> None:
-    """One key's features are on disk at a time; general answers are written once for all."""
-    root = tmp_path / "learner"
-    ann, bob = (owners.make(root, Owner(name)) for name in ("ann", "bob"))
-    keep(ann, answers)
-    keep(bob, answers[:30])
-    several = [*command, "--per", "key", "--keys", "1"]
-    assert run(several, "gate") == -signal.SIGKILL
-    assert not events(bob, "waiting")
-    done = run(several, until=lambda: events(ann, "candidate") and events(bob, "waiting"), learner__PATIENCE=2)
-    assert done == -signal.SIGTERM
-    assert events(bob, "waiting")[0]["reason"] == "too few held-out answers"
-    assert sorted(path.parent.parent.name for path in root.rglob("general")) == ["learner"]
-    assert not (bob / "drafters").exists()
-    assert (ann / "drafters" / "0001" / "config.json").is_file()
-    assert json.loads((bob / "learner.json").read_text())["steps"] == 0
 
 
 @pytest.fixture

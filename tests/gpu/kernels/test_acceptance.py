@@ -1,6 +1,4 @@
-"""Acceptance from logits: ragged batches against the reference; a small distribution enumerated."""
-
-from fractions import Fraction
+"""Acceptance from logits: ragged batches against the reference."""
 
 import kernel_probes
 import pytest
@@ -13,7 +11,7 @@ from references import reference_accept, reference_target_probs
 
 from outrider.kernels.acceptance import Verification, with_point_masses
 from outrider.kernels.cuda import acceptance, rules
-from outrider.kernels.noise import torch_exponentials, torch_gumbel_argmax
+from outrider.kernels.noise import torch_gumbel_argmax
 from outrider.kernels.sampling import Rules, draw_tokens
 
 VOCABULARY = [] if INTERPRETED else [151_936]
@@ -144,76 +142,3 @@ def test_three_hundred_requests_without_a_draft():
     lens, tokens = acceptance.accept(*moved(arrays))
     assert bool((lens == 1).all())
     assert differing(tokens[:, 0], draw_tokens(logits, torch.arange(300), given, keys)) == 0
-
-
-# Enumeration: p and q are in sixteenths, uniform numbers in the middle of each eighth, so that counting gives exact
-# chances. The last token's law is argmin E / w, tested with some keys.
-
-P = [Fraction(n, 16) for n in (8, 4, 2, 2)]
-Q = [Fraction(n, 16) for n in (4, 8, 4, 0)]
-STEPS, KEYS = 8, 6
-
-
-def outcomes(fault=None):
-    """(chance that each drafted token is kept, final tokens after its rejection [KEYS], bonus tokens [KEYS])."""
-    p, q = (torch.tensor([float(x) for x in law]) for law in (P, Q))
-    keys = torch.arange(KEYS) * 7919
-    chances, finals, bonus = [], [], None
-    for x in range(3):  # the fourth is never drafted
-        count = STEPS + KEYS
-        u = torch.cat([(torch.arange(STEPS) + 0.5) / STEPS, torch.full((KEYS,), 1 - 1e-12)]).double()[:, None]
-        if fault == "too willing":
-            u -= 1 / STEPS
-        logits = p.log().repeat(2 * count, 1)
-        given = Rules(torch.ones(count))
-        arrays = (
-            torch.full((count, 1), x),
-            torch.ones(count).long(),
-            2 * torch.arange(count + 1),
-            torch.arange(count).repeat_interleave(2),
-            logits,
-            given,
-        )
-        keywords = {
-            "uniforms": u,
-            "final_keys": torch.cat([torch.arange(STEPS), keys]),
-            "decided": torch.zeros(count, dtype=torch.bool),
-            "row_keys": None,
-            "draft_probs": (p if fault == "residual of another q" else q).expand(count, 1, 4).contiguous(),
-            "vocab": None,
-        }
-        if fault == "residual of another q":  # the tests see q, the residual a point mass
-            keywords["draft_probs"] = None
-            keywords["uniforms"] = u * q[x]
-        lens, out = accept(arrays, keywords)
-        chances.append(Fraction(int((lens[:STEPS] == 2).sum()), STEPS))
-        finals.append(out[STEPS:, 0])
-        bonus = out[:STEPS, 1].where(lens[:STEPS] == 2, -1) if bonus is None else bonus
-    return chances, finals, bonus
-
-
-def law_of_output(fault=None):
-    """Chance of each first token, or None if a replacement is not drawn from max(0, p - q)."""
-    chances, finals, bonus = outcomes(fault)
-    noise = torch_exponentials(torch.arange(KEYS) * 7919, torch.arange(4))
-    rest = [max(Fraction(0), p - q) for p, q in zip(P, Q, strict=True)]
-    for x in range(3):
-        if chances[x] < 1:
-            weights = torch.tensor([float(w) for w in rest]).double()
-            if not torch.equal(finals[x], (noise / weights).argmin(1)):
-                return None
-    drawn = (torch_exponentials(torch.arange(STEPS), torch.arange(4)) / torch.tensor([float(w) for w in P])).argmin(1)
-    assert torch.equal(bonus, drawn)
-    chances.append(Fraction(0))
-    lost = sum(q * (1 - chance) for q, chance in zip(Q, chances, strict=True))
-    whole = sum(rest)
-    return [q * c + lost * w / whole for q, c, w in zip(Q, chances, rest, strict=True)]
-
-
-def test_the_output_is_distributed_as_the_target():
-    assert law_of_output() == P
-
-
-@pytest.mark.parametrize("fault", ["too willing", "residual of another q"])
-def test_a_fault_changes_the_law(fault):
-    assert law_of_output(fault) != P

@@ -1,11 +1,11 @@
 """Drafts by graphs, with keys, prompt lookup and the choice inside, equal drafts without."""
 
-from dataclasses import asdict, fields, replace
-from typing import Any
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 from gpu_device import INTERPRETED, ON, differing, triton
+from graphs_as_functions import record
 
 from outrider.drafters.base import Draft, DraftBatch
 from outrider.drafters.block.config import BlockConfig
@@ -29,19 +29,6 @@ class EachDrafter(BlockDrafter):
 
     def propose(self, batch: DraftBatch) -> Draft:
         return self._propose_each(batch)
-
-
-def record(forward: Any) -> Any:
-    """Replaces CUDA's capture where Triton interprets; results go to the first run's buffers."""
-    made = forward()
-
-    def replay() -> None:
-        new = forward()
-        for each in fields(made):
-            if isinstance(ours := getattr(made, each.name), torch.Tensor):
-                ours.copy_(getattr(new, each.name))
-
-    return replay, made
 
 
 def drafter() -> LookupFirst:
@@ -104,8 +91,6 @@ def test_a_replay_equals_the_drafts_without_a_graph(kind: str) -> None:
             batch = batch_of(kind, count, table)
             if kind in ("greedy", "mixed"):  # some anchors go on with what is repeated
                 batch.anchors.copy_(batch.seq_lens % 5)
-            assert batch.seeds is not None
-            assert batch.seeded is not None
             keys = draft_keys(batch.seeds, batch.seeded, batch.seq_lens, GAMMA)
             expected = made.propose(replace(batch, keys=keys))
             found = graphs.propose(batch)
