@@ -17,6 +17,8 @@ from ..training.batches import BatchMaker, TrainingStep
 from ..training.store import Sequence
 from ..training.validate import Drafts, runs_along, steps_along
 
+FIRST_GATE, GATE_EVERY = 60, 150
+"""Steps of a run before its first gate, and the fewest between gates: later ones come after half as many steps more."""
 CHANCE = 0.025
 """Largest chance that any attempt passes if no candidate is better than the drafter in use."""
 GENERAL_KEPT = 0.9
@@ -95,6 +97,23 @@ class GateVerdict:
     def numbers(self) -> dict[str, object]:
         """Return the fields with four significant digits, for logs and files."""
         return {name: float(f"{v:.4g}") if isinstance(v, float) else v for name, v in asdict(self).items()}
+
+
+@dataclass
+class Patience:
+    """Gates in a row without progress, the best tau of the run, and answers to wait for; 0: none."""
+
+    fruitless: int = 0
+    best_tau: float = 0.0
+    wait_for: int = 0
+
+
+def gate_after(step: int) -> bool:
+    """Return True if a gate follows this step of a run."""
+    gate = FIRST_GATE
+    while gate < step:
+        gate += max(GATE_EVERY, gate // 2)
+    return gate == step
 
 
 def level(attempt: int) -> float:

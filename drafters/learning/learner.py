@@ -11,7 +11,6 @@ import random
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,19 +30,18 @@ from ..training.store import Sequence
 from ..training.target import TargetModel
 from .answers import Answer, AnswerReader, ServerState
 from .drafters import Drafters, complete, mixed, next_name, offer, prune
-from .gate import GENERAL_KEPT, Followed, GateVerdict, compare, enough, tau
+from .gate import Followed, GateVerdict, Patience, compare, enough, gate_after, tau
 from .progress import LearnerProgress
 from .start import FROM_TARGET, first_drafter, settings
 from .supply import MORE, PROMPTS, Item, Supply, general_answers
 
 LEAST_ANSWERS = 24
-GENERAL_EVERY, GENERAL_AFTER_LOSS, GENERAL_AIM = 4, 2, 0.93
+GENERAL_EVERY, GENERAL_AFTER_LOSS, GENERAL_LOSS = 4, 2, 0.93
 """One step in GENERAL_EVERY trains on a general answer, or one in GENERAL_AFTER_LOSS after a gate where the trained
-weights' tau on them is below GENERAL_AIM times the best drafter's. The gate refuses candidates that are much worse."""
-BISECTIONS = 3
-"""Mixtures with the first drafter that are tried, to find the largest share of trained weights that reaches the aim."""
-FIRST_GATE, GATE_EVERY = 60, 150
-"""Steps of a run before its first gate, and between gates."""
+weights' tau on them is below GENERAL_LOSS times the best drafter's. The gate refuses candidates that are much worse."""
+GENERAL_AIM, BISECTIONS = 0.97, 3
+"""Trained weights with less of the best drafter's tau on general answers are mixed with the first drafter's. BISECTIONS
+mixtures are tried, to find the largest share of trained weights that reaches the aim."""
 LOOK_EVERY = 20
 """Steps between looks at new answers and at the server's state."""
 GATE_TOKENS = 4096
@@ -58,15 +56,6 @@ PAUSE = 0.5
 
 class Forgotten(Exception):
     """The user deleted the learner's data: it starts anew."""
-
-
-@dataclass
-class Patience:
-    """Gates in a row without progress, the best tau of the run, and answers to wait for; 0: none."""
-
-    fruitless: int = 0
-    best_tau: float = 0.0
-    wait_for: int = 0
 
 
 class Learner:
@@ -101,6 +90,7 @@ class Learner:
         self.general_every = GENERAL_EVERY
         self.means = Means()
         self.look_at, self.saved = 0, 0.0
+        self.reading, self.stepping = 0.0, 0.0  # seconds of processor time in this process
         self.state = ServerState.read(self.folder)
         self.features = self.folder / "features"
         self.features.mkdir(mode=0o700, exist_ok=True)
@@ -149,7 +139,7 @@ class Learner:
             self.training = self.training or self._begin()
             self.progress.phase("training")
             self._step(self.training)
-            if self.training.step >= FIRST_GATE and (self.training.step - FIRST_GATE) % GATE_EVERY == 0:
+            if gate_after(self.training.step):
                 self._gate(self.training)
                 if self.turn_over is not None and self.turn_over():
                     break
@@ -169,7 +159,8 @@ class Learner:
         return networks.layers_of(folder, self.target.config.num_hidden_layers)
 
     def _look(self) -> None:
-        """Read new answers and the server's state."""
+        """Read new answers, the newest first, and the server's state. Once a run can begin, reading takes at most as
+        much time as training: a short answer takes longer to read than to train on."""
         self._check_forgotten()
         self.look_at = LOOK_EVERY + (self.training.step if self.training else 0)
         self.state = ServerState.read(self.folder)
@@ -178,14 +169,15 @@ class Learner:
             self.patience.wait_for = self._more_answers() if refused else 0
             self._drop_run()
         self.unread = self.supply.missing(self.unread + self.reader.read())
-        while self.unread:
+        while self.unread and (self.patience.wait_for or self._lacks() or self.reading <= self.stepping):
             self.progress.phase("reading")
-            batch, self.unread = self.unread[:READ_AT_ONCE], self.unread[READ_AT_ONCE:]
-            foreign = self.supply.foreign
+            batch, self.unread = self.unread[-READ_AT_ONCE:], self.unread[:-READ_AT_ONCE]
+            began, foreign = time.process_time(), self.supply.foreign
             for _ in self.supply.read(batch):
                 self._count()
                 self.progress.tick()
             self.seen += len(batch)
+            self.reading += time.process_time() - began
             self.order = []  # new answers take part at once
             self.progress.event("features", answers=len(batch), foreign=self.supply.foreign - foreign)
         self._count()
@@ -198,12 +190,18 @@ class Learner:
     def _more_answers(self) -> int:
         return int(self.seen * GROWTH) + 1
 
-    def _reason_to_wait(self) -> str:
+    def _lacks(self) -> str:
+        """Say which answers a run or its next gate lacks; "" for none."""
         held = self.supply.held_out
         if len(self.supply.items) - len(held) < LEAST_ANSWERS:
             return "too few answers"
         if not enough(len({item.prompt for item in held}), self.progress.numbers.attempts + 1):
             return "too few held-out answers"
+        return ""
+
+    def _reason_to_wait(self) -> str:
+        if lacks := self._lacks():
+            return lacks
         if self.seen < self.patience.wait_for:
             return "no better drafter from these answers"
         if self.patience.wait_for:
@@ -273,6 +271,7 @@ class Learner:
         self.means.add(run.update(run.batch(self.maker.cut([sequence], [places], size), run.step)))
         numbers, now = self.progress.numbers, time.process_time()
         run.seconds += now - began
+        self.stepping += now - began
         numbers.seconds += now - began
         numbers.steps += 1
         numbers.anchors += run.anchors - anchors
@@ -324,7 +323,7 @@ class Learner:
     def _write_candidate(self, run: DraftRun[Any], folder: Path) -> tuple[float, bool]:
         """Write the run's present weights, mixed with the first drafter as far as general answers require.
 
-        Returns the share of the trained weights, and True if they alone are below the aim on the choosing answers.
+        Returns the share of the trained weights, and True if they alone lose too much on the choosing answers.
         """
         choosing, first = self.general.choosing, self.drafters.folder_of(None)
         answers = self.general.sequences(choosing)
@@ -334,8 +333,8 @@ class Learner:
         self.state = ServerState.read(self.folder)
         before = max(self._general_tau(name, choosing) for name in (self.state.in_use, None))
         kept = tau(self.drafters.follow(folder, answers)) / before
-        if first is None or kept >= GENERAL_KEPT:
-            return 1.0, kept < GENERAL_AIM
+        if first is None or kept >= GENERAL_AIM:
+            return 1.0, kept < GENERAL_LOSS
         trained, low, high = self.drafters.load(folder, torch.float32), 0.0, 1.0
 
         def write(share: float) -> None:
@@ -347,7 +346,7 @@ class Learner:
             reached = tau(self.drafters.follow(folder, answers)) >= GENERAL_AIM * before
             low, high = (share, high) if reached else (low, share)
         write(low)
-        return low, True
+        return low, kept < GENERAL_LOSS
 
     def _general_tau(self, name: str | None, numbers: list[int]) -> float:
         """Return tau of a drafter on these general answers; 1 if none is in use."""

@@ -10,7 +10,8 @@ from typing import NoReturn
 from ..training.target import TargetModel
 from . import learner, owners
 from .answers import ADAPTERS, KEYS, clear, segment_numbers, segment_path
-from .learner import Forgotten, Learner, Patience
+from .gate import Patience
+from .learner import Forgotten, Learner
 from .progress import LearnerProgress
 
 TURN_GATES = 3

@@ -21,8 +21,8 @@ from outrider.drafters.training.store import FeatureStore
 HURRIED = {
     (start, "GOING_ON"): start.GOING_ON.replace("5e-4", "1e-2") + " --save-seconds 0.2",
     (start, "FROM_NOTHING"): start.FROM_NOTHING.replace("1.2e-3", "1e-2") + " --save-seconds 0.2",
-    (learner, "FIRST_GATE"): 40,
-    (learner, "GATE_EVERY"): 40,
+    (gate, "FIRST_GATE"): 40,
+    (gate, "GATE_EVERY"): 40,
     (learner, "PAUSE"): 0.05,
 }
 

@@ -91,7 +91,7 @@ def test_it_goes_on_after_a_kill_anywhere(
     before, saved = len(log.read_text().splitlines()), torch.load(folder / "run" / "checkpoint.pt")["step"]
     twice = lambda: len(events(folder, "gate")) > gates + 1  # noqa: E731
     # fewer general answers, so that all answers are seen
-    settings = {"learner__GENERAL_AIM": 0.0, "learner__GENERAL_KEPT": 0.0}
+    settings = {"learner__GENERAL_AIM": 0.0, "learner__GENERAL_LOSS": 0.0}
     assert run(command, until=twice, **settings) == -signal.SIGTERM
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert lines[before][0] == saved > 0
@@ -136,7 +136,7 @@ def test_forgotten_general_answers_are_trained_more_and_weights_mixed(
 ) -> None:
     keep(folder, answers)
     enough = lambda: len(events(folder, "training")) >= 2  # noqa: E731
-    assert run(command, until=enough, learner__GENERAL_AIM=aim, learner__GENERAL_KEPT=aim) == -signal.SIGTERM
+    assert run(command, until=enough, learner__GENERAL_AIM=aim, learner__GENERAL_LOSS=aim) == -signal.SIGTERM
     domain = {tuple(answer.tokens) for answer in answers}
     steps = dict(json.loads(line) for line in (folder.parent / "trained").read_text().splitlines())
     general = [step for step, tokens in steps.items() if step < 80 and tuple(tokens) not in domain]
