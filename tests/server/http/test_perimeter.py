@@ -78,19 +78,14 @@ def test_bodies_that_never_end_take_no_place_and_are_closed(guarded_server: Guar
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/outrider/live", "/health", "/ready", "/docs/", "/"])
-def test_a_foreign_host_is_refused_everywhere(guarded_server: Guarded, path: str) -> None:
+def test_foreign_hosts_are_refused_everywhere_and_no_request_is_redirected(guarded_server: Guarded, path: str) -> None:
     for url in (guarded_server.url, guarded_server.metrics_url):
         answer = HTTP.get(url + path, headers={"Host": "evil.example"})
-        assert answer.status_code == 421
-        assert answer.json()["error"]["code"] == "misdirected_request"
+        assert (answer.status_code, answer.json()["error"]["code"]) == (421, "misdirected_request")
         assert "location" not in answer.headers
-
-
-def test_no_request_is_redirected(guarded_server: Guarded) -> None:
-    for path in ("/docs/", "/v1/models/", "/outrider/live/"):
-        answer = HTTP.get(guarded_server.url + path)
-        assert answer.status_code == 404
-        assert "location" not in answer.headers
+    slashed = HTTP.get(guarded_server.url + path.rstrip("/") + "/")
+    assert (slashed.status_code == 404) == (path != "/")
+    assert "location" not in slashed.headers
 
 
 def test_a_foreign_page_cannot_send_requests_without_a_preflight(guarded_server: Guarded) -> None:
@@ -108,9 +103,8 @@ def test_a_foreign_page_cannot_send_requests_without_a_preflight(guarded_server:
 def test_sglang_takes_no_orders_from_headers(guarded_server: Guarded) -> None:
     """SGLang would refuse them, or change the answer."""
     for path, body in (("completions", SHORT), ("chat/completions", CHAT)):
-        url = f"{guarded_server.url}/v1/{path}"
-        plain = HTTP.post(url, json=body, timeout=60).json()
-        ordered = HTTP.post(url, json=body, headers=ORDERS, timeout=60)
+        plain = guarded_server.server.post(path, body)
+        ordered = HTTP.post(f"{guarded_server.url}/v1/{path}", json=body, headers=ORDERS, timeout=60)
         assert ordered.status_code == 200, ordered.text
         assert ordered.json().keys() == plain.keys()
         assert ordered.json()["choices"] == plain["choices"]
@@ -149,11 +143,6 @@ def test_health_fails_while_the_engine_stalls_with_requests(guarded_server: Guar
     stop_and_go_on(SHORT | long, begun=True)
     assert "no step has ended" in server.output()
     assert "makes progress again" in server.output()
-
-    scheduler.suspend()
-    time.sleep(2 * STEP_SECONDS)
-    assert server.status("/health") == 200
-    scheduler.resume()
 
 
 def test_health_does_not_fail_for_a_slow_reader(guarded_server: Guarded) -> None:
