@@ -153,11 +153,10 @@ def test_without_integer_products_auto_is_float(smollm2: Model, kept: Path, monk
     assert not kept.exists()
 
 
+@needs_kernels
 def test_a_choice_that_cannot_be_stored_is_refused(
     smollm2: Model, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not native.available():
-        pytest.skip("float without the compiled kernels")
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(activations, "cache_root", lambda: tmp_path / "file")
     with pytest.raises(UserError, match="name float or int8"):

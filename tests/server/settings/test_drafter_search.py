@@ -1,6 +1,5 @@
 """`--drafter auto` finds a drafter in folders and in the hub's cache."""
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -112,36 +111,30 @@ def test_a_requested_drafter_stays(folder: Path, hub: Callable[[str], Path]) -> 
         assert drafter_search.with_found_drafter(asked, model, pytest.fail) == asked
 
 
+def plain(config: Any, **changes: Any) -> Callable[[Path], object]:
+    """Save a drafter whose configuration has these changes."""
+    return lambda path: save_plain(make_model(replace(config, **changes)), path)
+
+
+def eagle(**changes: Any) -> Callable[[Path], object]:
+    return lambda path: save_eagle(path, **changes)
+
+
+def configured(text: str) -> Callable[[Path], object]:
+    """A folder with a config.json and no weights."""
+    return lambda path: (path.mkdir(parents=True), (path / "config.json").write_text(text))
+
+
+BEYOND = {"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "hidden size": (
-        lambda path: save_plain(make_model(dataclasses.replace(TINY, hidden_size=64)), path),
-        "hidden_size is 32, the drafter was trained for 64",
-    ),
-    "vocabulary": (
-        lambda path: save_plain(make_model(dataclasses.replace(DFLASH, vocab_size=80)), path),
-        "vocab_size is 96, the drafter was trained for 80",
-    ),
-    "layers": (
-        lambda path: save_plain(make_model(dataclasses.replace(BEHIND, num_target_layers=12)), path),
-        "num_hidden_layers is 6, the drafter was trained for 12",
-    ),
-    "layers of a head": (
-        lambda path: save_eagle(path, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}),
-        r"target_layer_ids \[1, 3, 9\] must rise within 0..4",
-    ),
-    "vocabulary of a head": (lambda path: save_eagle(path, vocab_size=100), "trained for 100"),
-    "length": (
-        lambda path: save_plain(make_model(dataclasses.replace(TINY, gamma=2)), path),
-        "it drafts 2 tokens at most; say --gamma 2",
-    ),
-    "no weights": (
-        lambda path: (path.mkdir(parents=True), (path / "config.json").write_text(json.dumps(TINY.to_json()))),
-        "has no model.safetensors",
-    ),
-    "no drafter": (
-        lambda path: (path.mkdir(parents=True), (path / "config.json").write_text('{"architectures": ["Other"]}')),
-        "is unknown",
-    ),
+    "hidden size": (plain(TINY, hidden_size=64), "hidden_size is 32, the drafter was trained for 64"),
+    "vocabulary": (plain(DFLASH, vocab_size=80), "vocab_size is 96, the drafter was trained for 80"),
+    "layers": (plain(BEHIND, num_target_layers=12), "num_hidden_layers is 6, the drafter was trained for 12"),
+    "layers of a head": (eagle(eagle_config=BEYOND), r"target_layer_ids \[1, 3, 9\] must rise within 0..4"),
+    "vocabulary of a head": (eagle(vocab_size=100), "trained for 100"),
+    "length": (plain(TINY, gamma=2), "it drafts 2 tokens at most; say --gamma 2"),
+    "no weights": (configured(json.dumps(TINY.to_json())), "has no model.safetensors"),
+    "no drafter": (configured('{"architectures": ["Other"]}'), "is unknown"),
 }
 
 

@@ -73,23 +73,6 @@ def test_cores_are_divided_once(monkeypatch: pytest.MonkeyPatch) -> None:
         Settings(device="cpu", engines=2, sglang_flags=FOUR)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--enable-dp-attention",), "--enable-dp-attention is not available here: all ranks verify the same drafts"),
-        (("--pp-size", "2"), "--pp-size is not available here: a step is planned as one forward of all layers"),
-    ],
-)
-def test_other_kinds_of_parallelism_are_refused_by_name(flags: tuple[str, ...], message: str) -> None:
-    from outrider.server.plugin import activate
-
-    activate()
-    from outrider.server.processes import sglang_args
-
-    with pytest.raises(UserError, match=message):
-        sglang_args.parse_flags(flags)
-
-
 def test_heads_that_ranks_cannot_share_are_refused() -> None:
     smollm2 = Model("SmolLM2", "path", {"num_attention_heads": 9, "num_key_value_heads": 3}, None)
     for ranks in (1, 3, 9):

@@ -5,6 +5,8 @@ import pytest
 from outrider.server.errors import UserError
 from outrider.server.settings import traces
 
+HTTP = {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
+
 
 @pytest.mark.parametrize(
     ("endpoint", "environment", "expected"),
@@ -13,11 +15,7 @@ from outrider.server.settings import traces
         ("http://collector:4317", {}, ("grpc", "http://collector:4317")),
         ("collector:4318", {}, ("http/protobuf", "http://collector:4318/v1/traces")),
         ("https://host/otlp/v1/traces", {}, ("http/protobuf", "https://host/otlp/v1/traces")),
-        (
-            "http://host:9",
-            {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
-            ("http/protobuf", "http://host:9/v1/traces"),
-        ),
+        ("http://host:9", HTTP, ("http/protobuf", "http://host:9/v1/traces")),
     ],
 )
 def test_the_protocol_is_that_of_the_address(
