@@ -10,6 +10,7 @@ from asking import MODEL
 from receiving import received
 
 from outrider.server.http.errors import ApiError
+from outrider.server.http.requests.dialect import Dialect
 from outrider.server.http.requests.messages import COUNT, MESSAGES
 from outrider.server.http.requests.protocol import CHAT, TEXT, ChatRequest, TextRequest
 from outrider.server.http.requests.responses import RESPONSES
@@ -97,12 +98,15 @@ def test_the_users_own_objects_stay() -> None:
     assert chat.messages[1].tool_calls[0].function.arguments == {"x": None, "citations": []}
 
     use = {"type": "tool_use", "id": "a", "name": "f", "input": {"x": None, "y": [], "z": {}}}
-    turns = [*HELLO["messages"], {"role": "assistant", "content": [use]}, *HELLO["messages"]]
-    tools = [{"name": "f", "input_schema": SCHEMA}]
-    wanted = {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}
-    chat = received(MESSAGES, {"messages": turns, "tools": tools, "max_tokens": 2} | wanted, LIMITS)
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "sunny"}
+    turns = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    asked = {"messages": HELLO["messages"] + turns, "tools": [{"name": "f", "input_schema": SCHEMA}], "max_tokens": 2}
+    asked |= {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}
+    chat = received(MESSAGES, asked, LIMITS)
     assert chat.tools[0].function.parameters == chat.response_format.json_schema.schema_ == SCHEMA
     assert json.loads(chat.messages[1].tool_calls[0].function.arguments) == use["input"]
+    answer = chat.messages[2]
+    assert (answer.role, answer.tool_call_id, answer.content) == ("tool", "a", "sunny")
 
     notes = {"citations": "three", "service_tier": "none"}
     wanted = {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}}
@@ -182,3 +186,24 @@ def test_items_of_responses_are_messages() -> None:
     earlier = [("user", "What?"), ("assistant", "Snow.")]
     assert messages == [*earlier, ("user", "Why?"), ("assistant", "Rain."), ("tool", "")]
     assert len(chat.messages[3].tool_calls) == 1
+
+
+ANY = HELLO | {"max_tokens": 2, "tools": [{"name": "f", "input_schema": SCHEMA}]}
+ITEM = {"input": "Hello", "tools": [{"type": "function", "name": "f", "parameters": SCHEMA}]}
+
+
+@pytest.mark.parametrize(
+    ("form", "body", "choice", "meant"),
+    [
+        (MESSAGES, ANY, {"type": "auto"}, "auto"),
+        (MESSAGES, ANY, {"type": "any"}, "required"),
+        (MESSAGES, ANY, {"type": "none"}, "none"),
+        (MESSAGES, ANY, {"type": "tool", "name": "f"}, "f"),
+        (RESPONSES, ITEM, "required", "required"),
+        (RESPONSES, ITEM, "none", "none"),
+        (RESPONSES, ITEM, {"type": "function", "name": "f"}, "f"),
+    ],
+)
+def test_choices_of_tools(form: Dialect, body: dict[str, Any], choice: Any, meant: str) -> None:
+    made = received(form, body | {"tool_choice": choice}, LIMITS).tool_choice
+    assert (made if isinstance(made, str) else made.function.name) == meant

@@ -6,6 +6,7 @@ from typing import Any
 import openai
 import pytest
 from asking import MODEL
+from message_events import assembled
 from metrics_page import metric
 from running import HTTP, Server
 from two_tools import TOOLS
@@ -23,37 +24,13 @@ def says(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def streamed(server: Server, body: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The message as assembled by Anthropic's client, and its events."""
+    """The assembled message, and its events."""
     answer = HTTP.post(f"{server.url}/v1/messages", json=body | {"stream": True}, timeout=120)
     assert answer.headers["content-type"].startswith("text/event-stream")
-    events, message, opened, inputs = [], {}, None, {}
-    for block in answer.text.strip().split("\n\n"):
-        name, data = block.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        events.append(event)
-        match event["type"]:
-            case "message_start":
-                message = event["message"]
-            case "content_block_start":
-                assert (opened, event["index"]) == (None, len(message["content"]))
-                opened = event["index"]
-                message["content"].append(event["content_block"])
-            case "content_block_delta":
-                assert opened == event["index"]
-                delta, content = event["delta"], message["content"][opened]
-                if delta["type"] == "input_json_delta":
-                    inputs[opened] = inputs.get(opened, "") + delta["partial_json"]
-                else:
-                    content[delta["type"].removesuffix("_delta")] += delta[delta["type"].removesuffix("_delta")]
-            case "content_block_stop":
-                opened = None
-            case "message_delta":
-                message |= event["delta"] | {name: event[name] for name in ("usage", "metrics") if name in event}
-    for index, text in inputs.items():
-        message["content"][index]["input"] = json.loads(text)
-    assert events[-1]["type"] == "message_stop"
-    return message, events
+    pairs = [block.split("\n") for block in answer.text.strip().split("\n\n")]
+    events = [json.loads(data.removeprefix("data: ")) for _, data in pairs]
+    assert [name for name, _ in pairs] == [f"event: {event['type']}" for event in events]
+    return assembled(events), events
 
 
 def alike(message: dict[str, Any]) -> dict[str, Any]:
@@ -108,28 +85,6 @@ def test_stop_sequences_and_a_message_to_continue(server: Server) -> None:
     for answer in (server.post("messages", asked), streamed(server, asked)[0]):
         assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", word)
         assert answer["content"][0]["text"] == free[: free.index(word)]
-
-
-def test_tools_there_and_back(tool_server: Server) -> None:
-    question = [{"role": "user", "content": "What is the weather in Paris, and where is a hotel near the station?"}]
-    asked = ASKED | {"messages": question, "tools": CLIENT_TOOLS, "tool_choice": {"type": "any"}, "max_tokens": 160}
-    whole, (message, _) = tool_server.post("messages", asked), streamed(tool_server, asked)
-    calls = [block for block in whole["content"] if block["type"] == "tool_use"]
-    assert calls
-    made = [block for block in alike(message)["content"] if block["type"] == "tool_use"]
-    assert made == [{k: v for k, v in call.items() if k != "id"} for call in calls]
-    assert message["stop_reason"] == whole["stop_reason"]
-    assert calls[0]["name"] in {tool["name"] for tool in CLIENT_TOOLS}
-    assert calls[0]["input"]
-    results = [{"type": "tool_result", "tool_use_id": call["id"], "content": "sunny"} for call in calls]
-    turns = [*question, {"role": "assistant", "content": whole["content"]}, {"role": "user", "content": results}]
-    after = tool_server.post("messages", asked | {"messages": turns, "tool_choice": {"type": "none"}})
-    assert after["stop_reason"] in ("end_turn", "max_tokens")
-    counts = [
-        tool_server.post("messages/count_tokens", {"messages": messages, "tools": CLIENT_TOOLS})["input_tokens"]
-        for messages in (question, turns)
-    ]
-    assert counts[0] < counts[1]
 
 
 @pytest.mark.parametrize(

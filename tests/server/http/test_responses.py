@@ -74,26 +74,6 @@ def test_speculation_and_logprobs(tool_server: Server) -> None:
     assert "".join(token["token"] for token in traced) == whole.output_text
 
 
-def test_calls_and_their_results(tool_server: Server) -> None:
-    client = tool_server.client()
-    turns: list[Any] = [{"role": "user", "content": "What is the weather in Paris, and where is a hotel?"}]
-    asked = ASKED | {"tools": FUNCTIONS, "max_output_tokens": 160}
-    whole = client.responses.create(**asked | {"input": turns, "tool_choice": "required"})
-    final, events = streamed(client, asked | {"input": turns, "tool_choice": "required"})
-    calls = [item for item in whole.output if item.type == "function_call"]
-    assert calls
-    done = [event for event in events if event.type == "response.function_call_arguments.done"]
-    for made in (done, [item for item in final.output if item.type == "function_call"]):
-        assert [(each.name, each.arguments) for each in made] == [(call.name, call.arguments) for call in calls]
-    turns += whole.output
-    turns += [{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"} for call in calls]
-    after = client.responses.create(**asked | {"input": turns, "tool_choice": "none"})
-    assert after.usage.input_tokens > whole.usage.input_tokens
-    hotel = {"type": "function", "name": "find_hotel"}
-    chosen = client.responses.create(**asked | {"input": turns, "tool_choice": hotel})
-    assert {item.name for item in chosen.output if item.type == "function_call"} == {"find_hotel"}
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

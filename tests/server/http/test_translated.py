@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fastapi.responses import JSONResponse, StreamingResponse
+from message_events import assembled
 
 from outrider.server.http.answers.messages import MessageWriter
 from outrider.server.http.answers.responses import ResponsesWriter
@@ -88,7 +89,13 @@ def test_streams_end_as_whole_answers(parts: list[dict[str, Any]], finish: str) 
         sent = events(stream(parts, finish), of_stream, dialect)
         times = {"created_at": 0, "completed_at": 0}
         assert of_stream.whole() | times == of_whole.whole() | times
-        if dialect is RESPONSES:
+        if dialect is MESSAGES:
+            made = assembled(sent)
+            assert (made["content"], made["stop_reason"]) == (answer["content"], answer["stop_reason"])
+        else:
+            calls = [item["arguments"] for item in answer["output"] if item["type"] == "function_call"]
+            done = "response.function_call_arguments.done"
+            assert [event["arguments"] for event in sent if event["type"] == done] == calls
             assert sent[-1]["response"]["output"] == answer["output"]
             assert [event["item"] for event in sent if event["type"] == "response.output_item.done"] == answer["output"]
 
