@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from refusals import refuses
 from running import wait_until
 
 from outrider.server.bench import harness
@@ -38,15 +39,13 @@ def test_numbers_of_flags(
     for text, value in good.items():
         assert parse("--flag", text) == value
     for text in wrong:
-        with pytest.raises(UserError, match=f"--flag {said}, not '{text}'"):
-            parse("--flag", text)
+        refuses(f"--flag {said}, not '{text}'", parse, "--flag", text)
 
 
 def test_the_flag_below_one_is_named() -> None:
     args = argparse.Namespace(rounds=1, new_tokens=0)
     harness.check_positive(args, "rounds")
-    with pytest.raises(UserError, match=r"^--new-tokens is at least 1, not 0$"):
-        harness.check_positive(args, "rounds", "new_tokens")
+    refuses(r"^--new-tokens is at least 1, not 0$", harness.check_positive, args, "rounds", "new_tokens")
 
 
 def test_unwritable_files_are_refused_before_the_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from refusals import refuses
 from running import OUTRIDER, environment, free_port, run_forked
 
 from outrider.kernels.cache import cache_root
 from outrider.kernels.cpu import native
-from outrider.server.errors import UserError
 from outrider.server.machine import hardware
 from outrider.server.model import bundled_model, cached_folder, gguf_model
 from outrider.server.plugin.loading import gguf_weights
@@ -88,9 +88,7 @@ def test_folders_that_are_no_models(message: str, files: dict[str, bytes], tmp_p
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     model = tmp_path / "model.gguf" if "model.gguf" in files else tmp_path
-    with pytest.raises(UserError, match=message) as refused:
-        resolve(Settings(model=str(model), device="cpu"), print)
-    assert "\n" not in str(refused.value)
+    refuses(message, resolve, Settings(model=str(model), device="cpu"))
 
 
 @pytest.mark.server
@@ -195,12 +193,10 @@ def test_damaged_embedded_model_is_noticed(tmp_path: Path, monkeypatch: pytest.M
 def test_embedded_model_needs_room_and_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     monkeypatch.setattr(gguf_model, "ROOM", 10**18)
-    with pytest.raises(UserError, match="set OUTRIDER_CACHE to a folder with more room"):
-        bundled_model.prepare()
+    refuses("set OUTRIDER_CACHE to a folder with more room", bundled_model.prepare)
     (tmp_path / "file").touch()
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "file" / "below"))
-    with pytest.raises(UserError, match="cannot write the model SmolLM2-135M-Instruct"):
-        bundled_model.prepare()
+    refuses("cannot write the model SmolLM2-135M-Instruct", bundled_model.prepare)
 
 
 def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import uvloop
 from certificates import certificate
+from refusals import refuses
 from served_app import Connected, say_ok, served, until
 
-from outrider.server.errors import UserError
 from outrider.server.http.connections.acceptor import OpenConnections, connection_limit
 from outrider.server.http.connections.tls import Tls
 from outrider.server.settings.settings import Settings
@@ -159,5 +159,4 @@ def test_the_limit_is_below_that_of_the_system(
     assert connection_limit(wanted) == limit
     assert limits[-1] == (raised, hard)
     if hard == 1024:
-        with pytest.raises(UserError, match=r"513 needs 1025 open files, and this system allows 1024 \(ulimit -Hn\)"):
-            connection_limit(513)
+        refuses(r"513 needs 1025 open files, and this system allows 1024 \(ulimit -Hn\)", connection_limit, 513)

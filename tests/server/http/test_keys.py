@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from in_loop import in_loop
+from refusals import refuses
 
 from outrider.server.cli.main import main
-from outrider.server.errors import UserError
 from outrider.server.http.keys import access, key_file
 from outrider.server.http.keys.access import Access
 from outrider.server.http.keys.key_file import BadKeys
@@ -142,8 +142,7 @@ def test_a_file_that_root_changes_stays_its_owners(keys: Keys) -> None:
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be read: No such file"):
-        Access(None, tmp_path / "keys.toml")
+    refuses("cannot be read: No such file", Access, None, tmp_path / "keys.toml")
 
 
 def test_changes_of_the_file_are_taken_up_and_bad_ones_are_not(keys: Keys, caplog: pytest.LogCaptureFixture) -> None:

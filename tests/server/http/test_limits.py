@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from asking import unread
 from limited import (
     CONNECTIONS,
     DAY_TOKENS,
@@ -248,14 +249,8 @@ def test_a_client_that_reads_nothing_is_ended(limited_server: Limited) -> None:
     """Its answer exceeds the system's buffers."""
     messages = [{"role": "user", "content": "Count."}]
     body = {"messages": messages, "max_tokens": 3000, "ignore_eos": True, "temperature": 0, "stream": True}
-    content = json.dumps(body | {"logprobs": True, "top_logprobs": 20}).encode()
-    with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect(("127.0.0.1", limited_server.server.port))
-        head = {"Host": "server", "Content-Type": "application/json", "Content-Length": str(len(content))}
-        head |= limited_server.headers["two"]
-        lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
-        client.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{lines}\r\n".encode() + content)
+    body |= {"logprobs": True, "top_logprobs": 20}
+    with unread(limited_server.server, "/v1/chat/completions", body, **limited_server.headers["two"]) as client:
         wait_until(lambda: not limited_server.idle(), 30)
         ours = client.getsockname()[1]
         server = psutil.Process(limited_server.server.process.pid)

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from asking import unread
 from metrics_page import MetricsPage
 from running import HTTP, ForkedServer, Server, free_port, wait_until
 from small_target import SmallTarget
@@ -148,12 +149,8 @@ def test_health_fails_while_the_engine_stalls_with_requests(guarded_server: Guar
 def test_health_does_not_fail_for_a_slow_reader(guarded_server: Guarded) -> None:
     messages = [{"role": "user", "content": "Count."}]
     body = {"messages": messages, "max_tokens": 400, "ignore_eos": True, "stream": True}
-    content = json.dumps(body | {"logprobs": True, "top_logprobs": 20}).encode()
-    with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect(("127.0.0.1", guarded_server.server.port))
-        head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-        client.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{head}".encode() + content)
+    body |= {"logprobs": True, "top_logprobs": 20}
+    with unread(guarded_server.server, "/v1/chat/completions", body):
         wait_until(lambda: guarded_server.metric("outrider_requests_in_flight") == 1, 30)
         wait_until(lambda: guarded_server.metric("sglang:num_running_reqs") == 0, 60)
         until = time.monotonic() + 2 * STEP_SECONDS

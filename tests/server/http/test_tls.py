@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 from certificates import certificate
+from refusals import refuses
 from running import wait_until
 from served_app import say_ok, server_of
 
-from outrider.server.errors import UserError
 from outrider.server.http.connections import tls
 from outrider.server.http.connections.tls import Tls
 from outrider.server.http.listen import bind
@@ -139,8 +139,7 @@ def test_a_renewed_certificate_is_loaded_and_a_bad_one_is_not(tmp_path: Path, mo
 def test_an_encrypted_key_needs_its_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     crt, key = certificate(tmp_path, "server", password="a-password")
     settings = Settings(ssl_certfile=crt, ssl_keyfile=key)
-    with pytest.raises(UserError, match="OUTRIDER_SSL_KEYFILE_PASSWORD"):
-        Tls.of(settings)
+    refuses("OUTRIDER_SSL_KEYFILE_PASSWORD", Tls.of, settings)
     monkeypatch.setenv("OUTRIDER_SSL_KEYFILE_PASSWORD", "a-password")
     with served(settings) as url:
         assert httpx.get(url, verify=ssl.create_default_context(cafile=crt)).text == "ok"
@@ -159,9 +158,7 @@ def test_mismatched_files_are_refused_before_the_start(tmp_path: Path) -> None:
         ({"ssl_certfile": crt, "ssl_keyfile": key, "ssl_ca_certs": str(text)}, "--ssl-ca-certs"),
         ({"ssl_certfile": crt, "ssl_keyfile": key, "ssl_ca_certs": "/no/such/file"}, "--ssl-ca-certs"),
     ):
-        with pytest.raises(UserError, match=message) as raised:
-            Tls.of(Settings(**files))
-        assert "\n" not in str(raised.value)
+        refuses(message, Tls.of, Settings(**files))
     assert Tls.of(Settings()) is None
 
 

@@ -35,8 +35,13 @@ class Choice:
     output_ids: list[int] = field(default_factory=list)
 
 
-def key_usage_of(time: Time, **limits: Any) -> KeyUsage:
-    return KeyUsage(Key(name="k", digest=b"", **limits), time)
+def key_usage_of(time: Time | None = None, **limits: Any) -> KeyUsage:
+    return KeyUsage(Key(name="k", digest=b"", **limits), time or Time())
+
+
+def today(key_usage: KeyUsage) -> int:
+    """Tokens taken today."""
+    return key_usage.day.taken(key_usage.clock())
 
 
 def begun(key_usage: KeyUsage) -> RequestAdmission:
@@ -166,8 +171,7 @@ def test_concurrent_requests_never_exceed_a_window(
 
 
 def test_a_request_reserves_its_maximum_and_returns_the_rest() -> None:
-    time = Time()
-    key_usage = key_usage_of(time, tokens_per_minute=100)
+    key_usage = key_usage_of(tokens_per_minute=100)
     first = begun(key_usage)
     assert first.reserve(10, 1, 60, 1000, None) == 60
     second = begun(key_usage)
@@ -177,31 +181,29 @@ def test_a_request_reserves_its_maximum_and_returns_the_rest() -> None:
     assert second.reserve(10, 1, 20, 1000, None) == 20
     first.opened("a", Choice(output_ids=[1, 2, 3]))
     first.closed("a")
-    assert key_usage.minute.taken(time.now) == 100  # the answer has not ended
+    assert key_usage.minute.taken(key_usage.clock()) == 100  # the answer has not ended
     first.end()
-    assert key_usage.minute.taken(time.now) == 13 + 30
+    assert key_usage.minute.taken(key_usage.clock()) == 13 + 30
     assert key_usage.under_way == 1
 
 
 def test_an_aborted_answer_counts_when_the_engine_has_released_it() -> None:
-    time = Time()
-    key_usage = key_usage_of(time, tokens_per_day=100)
+    key_usage = key_usage_of(tokens_per_day=100)
     admission, seen = begun(key_usage), []
     admission.on_released.append(lambda released: seen.append(released.tokens))
     admission.reserve(10, 1, 60, 1000, None)
     state = Choice(output_ids=[1] * 5)
     admission.opened("a", state)
     admission.end()
-    assert (key_usage.day.taken(time.now), seen, key_usage.under_way) == (70, [], 0)
+    assert (today(key_usage), seen, key_usage.under_way) == (70, [], 0)
     state.output_ids += [1] * 3
     admission.closed("a")
-    assert key_usage.day.taken(time.now) == 18
+    assert today(key_usage) == 18
     assert [(tokens.prompt, tokens.completion) for tokens in seen] == [(10, 8)]
 
 
 def test_requests_that_never_ran_are_free() -> None:
-    time = Time()
-    key_usage = key_usage_of(time, tokens_per_day=100)
+    key_usage = key_usage_of(tokens_per_day=100)
     for waited in (False, True):
         admission = begun(key_usage)
         admission.reserve(10, 1, 60, 1000, None)
@@ -210,12 +212,11 @@ def test_requests_that_never_ran_are_free() -> None:
             admission.closed("a")
             admission.never_read("a")
         admission.end()
-        assert key_usage.day.taken(time.now) == 0
+        assert today(key_usage) == 0
 
 
 def test_states_that_sglang_leaves_are_forgotten() -> None:
-    time = Time()
-    key_usage = key_usage_of(time, tokens_per_day=100)
+    key_usage = key_usage_of(tokens_per_day=100)
     for running, used in ((True, 12), (False, 24)):
         forgotten, admission = [], begun(key_usage)
 
@@ -234,9 +235,9 @@ def test_states_that_sglang_leaves_are_forgotten() -> None:
         assert forgotten == ["left"]
         assert admission.places == running
         if running:
-            assert key_usage.day.taken(time.now) == 70
+            assert today(key_usage) == 70
             admission.closed("running")
-        assert (admission.places, key_usage.day.taken(time.now)) == (0, used)
+        assert (admission.places, today(key_usage)) == (0, used)
 
 
 @pytest.mark.parametrize(
@@ -252,29 +253,28 @@ def test_states_that_sglang_leaves_are_forgotten() -> None:
 def test_without_max_tokens_the_limits_bound_an_answer(
     limits: dict[str, int], most: int | None, answer: int | None
 ) -> None:
-    assert begun(key_usage_of(Time(), **limits)).reserve(10, 1, None, 300, most) == answer
+    assert begun(key_usage_of(**limits)).reserve(10, 1, None, 300, most) == answer
 
 
 def test_several_prompts_share_a_requests_limit() -> None:
-    admission = begun(key_usage_of(Time(), max_tokens_per_request=100))
+    admission = begun(key_usage_of(max_tokens_per_request=100))
     admission.add_choices(2, 2)
     assert [admission.reserve(10, 2, None, 1000, None) for _ in range(2)] == [20, 20]
 
 
 def test_a_prompt_that_is_sent_for_each_choice_counts_once() -> None:
     """With a seed SGLang gets a prompt for each choice."""
-    time = Time()
-    key_usage = key_usage_of(time, tokens_per_day=1000)
+    key_usage = key_usage_of(tokens_per_day=1000)
     admission = begun(key_usage)
     admission.add_choices(3, 2)
     for _ in range(6):
         admission.reserve(10, 1, 5, 1000, None)
-    assert key_usage.day.taken(time.now) == 2 * 10 + 6 * 5
+    assert today(key_usage) == 2 * 10 + 6 * 5
 
 
 @pytest.mark.parametrize("limits", [{"max_tokens_per_request": 50}, {"tokens_per_minute": 50}, {"tokens_per_day": 50}])
 def test_requests_above_the_limit_are_refused_for_good(limits: dict[str, int]) -> None:
-    admission = begun(key_usage_of(Time(), **limits))
+    admission = begun(key_usage_of(**limits))
     for prompt, answer in ((10, 41), (50, None), (60, 1)):
         refusal = refused(admission.reserve, prompt, 1, answer, 1000, None)
         assert (refusal.status, refusal.code) == (400, "request_too_many_tokens")
@@ -282,7 +282,7 @@ def test_requests_above_the_limit_are_refused_for_good(limits: dict[str, int]) -
 
 
 def test_each_choice_counts() -> None:
-    key_usage = key_usage_of(Time(), concurrency=4)
+    key_usage = key_usage_of(concurrency=4)
     first = begun(key_usage)
     first.add_choices(3, 1)
     second = begun(key_usage)
@@ -314,12 +314,11 @@ def test_headers_have_what_remains() -> None:
     assert remaining("requests") == ("3", "2", "59m59s")
     time.now += 59.25
     assert remaining() == ("120", "40", "1h1m3s")
-    assert dict(key_usage_of(time).headers()) == {}
+    assert dict(key_usage_of().headers()) == {}
 
 
 def test_changed_limits_keep_the_usage() -> None:
-    time = Time()
-    key_usage = key_usage_of(time)
+    key_usage = key_usage_of()
     key_usage.take(70)
     key_usage.change(Key(name="k", digest=b"", tokens_per_minute=100, tokens_per_day=80))
     assert refused(key_usage.take, 31).message.startswith("key k may take 100 tokens a minute and has 30 left")

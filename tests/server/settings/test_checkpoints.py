@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from profile_samples import profile
+from refusals import refuses
 from tiny_drafters import DFLASH, DIFFUSION
 from tiny_eagle import save_eagle
 
@@ -74,8 +75,7 @@ def test_a_checkpoint_that_the_drafter_cannot_use_is_refused(tmp_path: Path) -> 
         (tmp_path, "is unknown"),
         (tmp_path / "none", "has no config.json"),
     ):
-        with pytest.raises(UserError, match=message):
-            found(drafter="dflash", drafter_path=str(folder))
+        refuses(message, found, drafter="dflash", drafter_path=str(folder))
 
 
 def test_our_drafter_models_come_with_the_embedded_model() -> None:
@@ -87,13 +87,11 @@ def test_our_drafter_models_come_with_the_embedded_model() -> None:
 
 def test_an_eagle_head_has_to_be_named(tmp_path: Path) -> None:
     for kind in ("eagle3", "dflash2"):
-        with pytest.raises(UserError, match=rf"no {kind} drafter for .*; train one \(outrider train {kind} --target "):
-            found(drafter=kind)
+        refuses(rf"no {kind} drafter for .*; train one \(outrider train {kind} --target ", found, drafter=kind)
     folder = str(save_eagle(tmp_path))
     settings = found(drafter_path=folder)
     assert (settings.drafter, settings.drafter_path) == ("eagle3", folder)
-    with pytest.raises(UserError, match="holds an eagle3 drafter; serve it with --drafter eagle3"):
-        found(drafter="dspark", drafter_path=folder)
+    refuses("holds an eagle3 drafter; serve it with --drafter eagle3", found, drafter="dspark", drafter_path=folder)
 
 
 @pytest.mark.parametrize("drafter", ["deer", "specdiff"])
@@ -117,6 +115,4 @@ def test_a_drafter_has_a_hub_name_and_a_description(tmp_path: Path, monkeypatch:
 
 def test_a_drafter_that_the_hub_cannot_give_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"not in the local cache.*give --drafter-path a folder") as refused:
-        found(drafter_path="no-such/drafter")
-    assert "\n" not in str(refused.value)
+    refuses("not in the local cache.*give --drafter-path a folder", found, drafter_path="no-such/drafter")

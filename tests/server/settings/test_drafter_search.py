@@ -10,6 +10,7 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 import torch
+from refusals import refuses
 from safetensors.torch import load_file, save_file
 from tiny_drafters import BEHIND, DFLASH, DIFFUSION, TINY, make_diffusion, make_model, save_target
 from tiny_eagle import save_eagle
@@ -17,7 +18,6 @@ from tiny_mtp import save_mtp
 
 from outrider.drafters.block.checkpoint import save_compact, save_plain
 from outrider.server.cli import main
-from outrider.server.errors import UserError
 from outrider.server.model import target
 from outrider.server.settings import checkpoints, drafter_search, learning
 from outrider.server.settings.resolve import resolve
@@ -197,9 +197,8 @@ def test_an_mtp_layer_that_cannot_draft_is_refused_with_the_reason(tmp_path: Pat
     assert "--learn does not train a target's own MTP layer" in take(folder, learn=True)[1]
 
     def refusal(**settings: Any) -> str:
-        with pytest.raises(UserError) as refused:
-            checkpoints.with_drafter_path(Settings(model=str(folder), drafter="mtp", **settings), model)
-        return str(refused.value)
+        asked = Settings(model=str(folder), drafter="mtp", **settings)
+        return refuses("", checkpoints.with_drafter_path, asked, model)
 
     file = folder / "model.safetensors"
     tensors = load_file(file)

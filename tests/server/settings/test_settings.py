@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from refusals import refuses
 from tiny_drafters import DFLASH, DFLASH2
 
 from outrider.server.bench import simulate
@@ -31,10 +32,8 @@ def smollm2() -> Model:
 
 
 def test_a_drafter_for_each_key_needs_keys_and_a_cpu(monkeypatch: pytest.MonkeyPatch, smollm2: Model) -> None:
-    with pytest.raises(UserError, match="goes with --learn"):
-        Settings(learn_per="key")
-    with pytest.raises(UserError, match="goes with --api-keys"):
-        learning.with_start(Settings(**CPU, learn=True, learn_per="key"), smollm2)
+    refuses("goes with --learn", Settings, learn_per="key")
+    refuses("goes with --api-keys", learning.with_start, Settings(**CPU, learn=True, learn_per="key"), smollm2)
     given = Settings(**CPU, learn=True, learn_per="key", learn_keys=3, api_keys=Path("keys.toml"))
     started = learning.with_start(given, smollm2)
     assert (started.plugin_config.learn_keys, started.learned) == (3, "")
@@ -42,16 +41,13 @@ def test_a_drafter_for_each_key_needs_keys_and_a_cpu(monkeypatch: pytest.MonkeyP
     with pytest.raises(UserError, match="--learn-per key goes with --drafter dspark or dflash, not deer"):
         learning.with_start(replace(given, drafter="deer"), smollm2)
     monkeypatch.setattr(hardware, "has_gpu", lambda: True)
-    with pytest.raises(UserError, match="on a CPU so far"):
-        learning.with_start(replace(given, device="cuda"), smollm2)
+    refuses("on a CPU so far", learning.with_start, replace(given, device="cuda"), smollm2)
 
 
 def test_a_drafter_for_each_adapter_needs_adapters(smollm2: Model) -> None:
-    with pytest.raises(UserError, match="--learn-per adapter goes with --learn"):
-        Settings(learn_per="adapter", enable_lora=True)
+    refuses("--learn-per adapter goes with --learn", Settings, learn_per="adapter", enable_lora=True)
     given = Settings(**CPU, learn=True, learn_per="adapter", learn_keys=3)
-    with pytest.raises(UserError, match="goes with --lora-paths or --enable-lora"):
-        learning.with_start(given, smollm2)
+    refuses("goes with --lora-paths or --enable-lora", learning.with_start, given, smollm2)
     started = learning.with_start(replace(given, enable_lora=True), smollm2)
     assert (started.plugin_config.learn_keys, started.learned) == (3, "")
 
@@ -133,10 +129,8 @@ def test_the_kv_cache_is_sized_by_free_memory(smollm2: Model, monkeypatch: pytes
     assert tokens(64, max_running_requests=1, context_length=100_000) == 100_000
     assert tokens(2.5) < tokens(64)
     assert tokens(4, max_total_tokens=1000) == 1000
-    with pytest.raises(UserError, match="too little memory"):
-        tokens(1)
-    with pytest.raises(UserError, match="lower --max-total-tokens"):
-        tokens(4, max_total_tokens=1_000_000)
+    refuses("too little memory", tokens, 1)
+    refuses("lower --max-total-tokens", tokens, 4, max_total_tokens=1_000_000)
 
 
 @pytest.fixture(scope="module")
@@ -173,8 +167,7 @@ def test_context_never_exceeds_the_cache(sglang_args, smollm2: Model) -> None:
     ],
 )
 def test_impossible_values(values: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Settings(**values)
+    refuses(message, Settings, **values)
 
 
 def test_flags_for_sglang(sglang_args) -> None:
@@ -198,8 +191,7 @@ def test_flags_for_sglang(sglang_args) -> None:
         (["--dllm-algorithm-config", "x.yaml"], "say --unmasking before the --"),
         (["--no-dllm-fdfo"], "--dllm-fdfo is not available here"),
     ):
-        with pytest.raises(UserError, match=message):
-            sglang_args.parse_flags(flags)
+        refuses(message, sglang_args.parse_flags, flags)
 
 
 @pytest.mark.parametrize("flags", [
@@ -209,8 +201,7 @@ def test_flags_for_sglang(sglang_args) -> None:
 ])  # fmt: skip
 def test_a_cache_restored_without_our_states_is_refused(sglang_args, flags: str) -> None:
     message = f"SGLang's {flags.split()[0]} is not available here: it brings back keys and values alone"
-    with pytest.raises(UserError, match=message):
-        sglang_args.parse_flags(flags.split())
+    refuses(message, sglang_args.parse_flags, flags.split())
 
 
 @pytest.mark.parametrize(("command", "flag", "replacement"), FORMER)

@@ -1,8 +1,8 @@
 """Destinations of traces."""
 
 import pytest
+from refusals import refuses
 
-from outrider.server.errors import UserError
 from outrider.server.settings import traces
 
 HTTP = {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
@@ -29,11 +29,9 @@ def test_the_protocol_is_that_of_the_address(
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"traces\.txt"):
-        traces.check("127.0.0.1:4317")
+    refuses(r"traces\.txt", traces.check, "127.0.0.1:4317")
 
 
 @pytest.mark.parametrize("endpoint", ["", "127.0.0.1:abc", "127.0.0.1:99999", "http://", ":4317"])
 def test_invalid_addresses_are_refused(endpoint: str) -> None:
-    with pytest.raises(UserError, match="HOST:4317"):
-        traces.check(endpoint)
+    refuses("HOST:4317", traces.check, endpoint)

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from refusals import refuses
 
 from outrider.scheduler.buckets import TokenBuckets
-from outrider.server.errors import UserError
 from outrider.server.tune import cli
 from outrider.server.tune.diffusion import Rounds
 from outrider.server.tune.effort import MARGIN_STEPS, QUICK, THOROUGH, Capacity, Effort, Shape
@@ -51,9 +51,7 @@ def test_impossible_options(option: str, value: object) -> None:
 def test_impossible_flags(flags: list[str], message: str) -> None:
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
-    with pytest.raises(UserError) as refused:
-        cli.run(parser.parse_args(flags))
-    assert str(refused.value) == message
+    assert refuses("", cli.run, parser.parse_args(flags)) == message
 
 
 def test_shapes_fit_the_engine() -> None:
