@@ -1,4 +1,5 @@
 import json
+import socket
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -49,6 +50,19 @@ def asked(server: Server, path: str, body: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         connection.close()
+
+
+@contextmanager
+def unread(server: Server, path: str, body: dict[str, Any], **headers: str) -> Iterator[socket.socket]:
+    """Send a request and read nothing of its answer, for which the system has little room."""
+    content = json.dumps(body).encode()
+    headers |= {"Host": "localhost", "Content-Type": "application/json", "Content-Length": str(len(content))}
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", server.port))
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        client.sendall(f"POST {path} HTTP/1.1\r\n{lines}\r\n".encode() + content)
+        yield client
 
 
 def drafts(answer: dict[str, Any]) -> Any:

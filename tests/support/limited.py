@@ -1,5 +1,6 @@
 """A server with limits of every kind, and keys with their own."""
 
+import contextlib
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +28,6 @@ class Limited:
         self.client = httpx.Client(timeout=120)  # making one takes longer than an answer
         self.add("operator", admin=True)
         self.add("two", concurrency=2)
-        self.add("rare", rate=key_file.RequestRate(3, 3600))
         self.add("minute", tokens_per_minute=MINUTE_TOKENS)
         self.add("day", tokens_per_day=DAY_TOKENS)
         self.add("short", max_tokens_per_request=40)
@@ -49,8 +49,12 @@ class Limited:
     def add(self, name: str, **limits: Any) -> None:
         key_file.add(self.file, self.make(name, **limits))
 
-    def ask(self, name: str, body: dict[str, Any] = SHORT) -> httpx.Response:
-        return self.client.post(f"{self.server.url}/v1/completions", json=body, headers=self.headers[name])
+    def ask(self, name: str, body: dict[str, Any] = SHORT, route: str = "completions") -> httpx.Response:
+        return self.client.post(f"{self.server.url}/v1/{route}", json=body, headers=self.headers[name])
+
+    def stream(self, name: str, body: dict[str, Any]) -> contextlib.AbstractContextManager[httpx.Response]:
+        url, headers = f"{self.server.url}/v1/completions", self.headers[name]
+        return self.client.stream("POST", url, json=body | {"stream": True}, headers=headers)
 
     def ask_all(self, name: str, count: int, body: dict[str, Any] = SHORT) -> list[httpx.Response]:
         with ThreadPoolExecutor(count) as pool:

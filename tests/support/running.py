@@ -1,4 +1,5 @@
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -7,10 +8,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import httpx
 import openai
@@ -99,6 +100,17 @@ class Server:
             return HTTP.get(self.url + path, timeout=5).status_code
         except httpx.TransportError:
             return None
+
+    def post(self, path: str, body: dict[str, Any], status: int = 200) -> Any:
+        """The JSON that answers a request to /v1/."""
+        answer = HTTP.post(f"{self.url}/v1/{path}", json=body, timeout=120)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def stream(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The chunks of a chat or completion, as they come."""
+        with HTTP.stream("POST", f"{self.url}/v1/{path}", json=body | {"stream": True}, timeout=120) as answer:
+            yield from (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {"))
 
     def client(self, **options: object) -> openai.OpenAI:
         return openai.OpenAI(**{"base_url": f"{self.url}/v1", "api_key": "unused", "max_retries": 0} | options)

@@ -85,8 +85,7 @@ async def answer(
     if not body.get("stream"):
         message = {"message": {"content": " ".join(words)}, "finish_reason": "stop"}
         return web.json_response({"choices": [message], "usage": usage})
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-    await response.prepare(request)
+    response = await begun(request)
     for index, word in enumerate(words):
         if index:
             await asyncio.sleep(tpot)
@@ -96,6 +95,12 @@ async def answer(
     await send(response, {"choices": [{"delta": {}, "finish_reason": "stop"}]})
     await send(response, {"choices": [], "usage": usage})
     await response.write(b"data: [DONE]\n\n")
+    return response
+
+
+async def begun(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
     return response
 
 

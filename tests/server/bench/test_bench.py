@@ -11,7 +11,6 @@ from tiny_diffusion import TinyDiffusion
 from outrider.kernels.cache import cache_root
 from outrider.profiles import store
 from outrider.server.bench import record
-from outrider.server.cli.main import main
 
 
 @pytest.mark.server
@@ -93,20 +92,3 @@ def test_every_arm_of_a_block_diffusion_model(tmp_path: Path, request: pytest.Fi
         drafted = [arms[f"D={states}"]["drafted"] / arms[f"D={states}"]["request_forwards"] for states in range(4)]
         assert drafted == sorted(drafted)
         assert drafted[0] == 0 < drafted[1]
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["micro", "steps", "--shapes", "8by8"], "REQUESTSxTOKENS"),
-        (["micro", "steps", "--shapes", "0x1"], "at least one request"),
-        (["load", "--prompts", "/nowhere.jsonl"], "does not exist"),
-        (["load", "--prompts", __file__], "not JSON"),
-        (["load", "--prompts", __file__, "--concurrency", "two"], "a list of positive numbers like 1,8"),
-    ],
-)
-def test_bad_input_is_one_line(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *words]) == 1
-    said = capsys.readouterr().err
-    assert reason in said
-    assert len(said.strip().splitlines()) == 1, said

@@ -48,19 +48,15 @@ def test_every_benchmark_explains_itself(words: tuple[str, ...], capsys: pytest.
     assert "--json FILE" in shown or words == ("report",)
 
 
-@pytest.mark.parametrize("name", MOVED)
-def test_a_removed_benchmark_names_its_replacement(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", name, "--rounds", "3"]) == 1
-    assert capsys.readouterr().err == f"outrider: `outrider bench {name}` is gone: use {MOVED[name]}\n"
-    assert_is_there(MOVED[name])
+MOVED_NOW = {f"bench {name}": line for name, line in MOVED.items()}
+MOVED_NOW |= {f"bench micro {name}": line for name, line in micro_cli.MOVED.items()}
 
 
-@pytest.mark.parametrize("name", micro_cli.MOVED)
-def test_a_part_of_before_is_answered_with_its_script(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    script = micro_cli.MOVED[name]
-    assert main(["bench", "micro", name, "--rounds", "3"]) == 1
-    assert capsys.readouterr().err == f"outrider: `outrider bench micro {name}` is gone: use {script}\n"
-    assert_is_there(script)
+@pytest.mark.parametrize("words", MOVED_NOW)
+def test_a_removed_benchmark_names_its_replacement(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words.split(), "--rounds", "3"]) == 1
+    assert capsys.readouterr().err == f"outrider: `outrider {words}` is gone: use {MOVED_NOW[words]}\n"
+    assert_is_there(MOVED_NOW[words])
 
 
 def assert_is_there(line: str) -> None:
@@ -71,3 +67,62 @@ def assert_is_there(line: str) -> None:
     assert command in COMMANDS_OF_ALL
     assert command != "bench" or words[0] in COMMANDS
     assert words[0] != "micro" or words[1] in micro_cli.COMMANDS
+
+
+HERE, NUMBERS = __file__, "a list of positive numbers like 1,8"
+BAD = {
+    "bench micro steps": {"--shapes 8by8": "REQUESTSxTOKENS", "--shapes 0x1": "at least one request"},
+    "bench load": {
+        "": "--prompts FILE… is needed",
+        "--prompts /nowhere.jsonl": "does not exist",
+        f"--prompts {HERE}": "not JSON",
+        f"--prompts {HERE} --concurrency two": NUMBERS,
+        "--url x": "http://HOST:PORT",
+        "--url http://127.0.0.1:9": "no server answers at http://127.0.0.1:9",
+        "--url http://x --level 3": "--level goes without --url",
+        "--rate 3": "--rate goes with --url",
+        "--url a=http://127.0.0.1:9 a=http://127.0.0.1:8": "--url names a twice",
+        "--url a=http://127.0.0.1:9 --undrafted b": "--undrafted takes names of --url, a, not b",
+        "--url http://x --rounds 0": "--rounds is at least 1",
+        "--url http://x --rate 3 --concurrency 3": "exclude each other",
+        "--url http://x --goodput ttft:fast": "milliseconds above 0",
+        "--url http://x --csv /nowhere/at/all.csv": "the folder /nowhere/at does not exist",
+    },
+    "simulate --concurrency 1 --steps 60 --output 30 --resamples 2": {
+        "--concurrency some": NUMBERS,
+        "--concurrency 0": NUMBERS,
+        "--concurrency 100001": "from 1 to",
+        "--planners best": "knows off, verify-all",
+        "--planners threshold=2": "survival lies in 0..1",
+        "--planners threshold=high": "survival in 0..1",
+        "--cost weight=3": "--cost knows base",
+        "--cost base=fast": "number of milliseconds",
+        "--cost base=-1": "base is 0 or more",
+        "--acceptance 0.8,high": "a list like",
+        "--acceptance 1.5": "0..1 per position",
+        "--acceptance no-json": "not from `outrider bench load",
+        "--acceptance no-counts": "not from `outrider bench load",
+        "--acceptance no-tokens": "counts no tokens",
+        "--profile nowhere": "no profile nowhere",
+        "--steps 0": "at least 1",
+        f"--recorded {HERE}": "is not a recording",
+    },
+}
+FILES = {"no-json": "no JSON", "no-counts": "[1]", "no-tokens": '{"a": {"tried": [0], "kept": [0]}}'}
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "reason"), [(name, *case) for name, cases in BAD.items() for case in cases.items()]
+)
+def test_bad_input_is_one_line(
+    command: str, flags: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    for name, content in FILES.items():
+        Path(name).write_text(content)
+    assert main([*command.split(), *flags.split()]) == 1
+    said = capsys.readouterr().err
+    assert reason in said
+    assert said.startswith("outrider: ")
+    assert len(said.strip().splitlines()) == 1, said

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from refusals import refuses
 
 from outrider.profiles.fingerprint import cpu_name, folder_digest
 from outrider.server.bench import record
-from outrider.server.errors import UserError
 
 
 @dataclass
@@ -40,8 +40,7 @@ def test_a_record_names_its_conditions(tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_other_files_are_no_records(text: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
-    with pytest.raises(UserError, match=reason):
-        record.read(tmp_path / "a.json")
+    refuses(reason, record.read, tmp_path / "a.json")
 
 
 def test_acceptance_is_found_at_any_depth() -> None:

@@ -16,7 +16,6 @@ from outrider.profiles import store
 from outrider.scheduler.planner import Asynchronous
 from outrider.server.bench import record
 from outrider.server.bench.replay import Positions
-from outrider.server.bench.simulate import MOVED
 from outrider.server.bench.simulated import make_planner
 from outrider.server.cli.main import main
 
@@ -57,55 +56,6 @@ def test_costs_of_a_profile_and_counts_of_the_benchmark(tmp_path: Path) -> None:
     plain, verified = cost.seconds(2, np.array([2, 6]), context)  # the third position was never verified
     expected = (1 + 0.5 + 0.5 * 0.4) * plain / (verified + cost.draft_seconds(2))
     assert statistics.mean(row["ratios"]) == pytest.approx(expected, rel=0.06)
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["--concurrency", "some"], "a list of positive numbers like 1,8"),
-        (["--concurrency", "0"], "a list of positive numbers like 1,8"),
-        (["--concurrency", "100001"], "from 1 to"),
-        (["--planners", "best"], "knows off, verify-all"),
-        (["--planners", "threshold=2"], "survival lies in 0..1"),
-        (["--planners", "threshold=high"], "survival in 0..1"),
-        (["--cost", "weight=3"], "--cost knows base"),
-        (["--cost", "base=fast"], "number of milliseconds"),
-        (["--cost", "base=-1"], "base is 0 or more"),
-        (["--acceptance", "0.8,high"], "a list like"),
-        (["--acceptance", "1.5"], "0..1 per position"),
-        (["--profile", "nowhere"], "no profile nowhere"),
-        (["--steps", "0"], "at least 1"),
-        (["--recorded", __file__], "is not a recording"),
-    ],
-)
-def test_bad_input_is_one_line(words: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*QUICK, *words]) == 1
-    error = capsys.readouterr().err
-    assert reason in error
-    assert error.startswith("outrider: ")
-    assert len(error.strip().splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("[1]", "not from `outrider bench load"),
-        ("no JSON", "not from `outrider bench load"),
-        ('{"a": {"tried": [0], "kept": [0]}}', "counts no tokens"),
-    ],
-)
-def test_a_file_that_holds_no_counts_is_refused(
-    tmp_path: Path, content: str, reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text(content)
-    assert main([*QUICK, "--acceptance", str(tmp_path / "file")]) == 1
-    assert reason in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("flag", MOVED)
-def test_a_removed_flag_names_its_replacement(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--steps", "9", f"{flag}=1"]) == 1
-    assert capsys.readouterr().err == f"outrider: `{flag}` is gone: use {MOVED[flag]}\n"
 
 
 def test_it_ablates_every_mechanism_in_every_situation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,15 +106,13 @@ def test_limited_processors(monkeypatch: pytest.MonkeyPatch, quota: float | None
     assert said in only(machine.processors(), Status.WARNING).message
 
 
-def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", "/proc/outrider")
-    assert "OUTRIDER_CACHE" in only(machine.cache(), Status.PROBLEM).remedy
-
-
-def test_a_cache_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    monkeypatch.setattr(machine, "CACHE_BYTES", 1 << 60)
-    assert "make room" in only(machine.cache(), Status.PROBLEM).remedy
+@pytest.mark.parametrize(
+    ("folder", "needed", "remedy"), [("/proc/outrider", 1, "OUTRIDER_CACHE"), ("/tmp", 1 << 60, "make room")]
+)
+def test_a_cache_that_cannot_be_used(folder: str, needed: int, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTRIDER_CACHE", folder)
+    monkeypatch.setattr(machine, "CACHE_BYTES", needed)
+    assert remedy in only(machine.cache(), Status.PROBLEM).remedy
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="needs torch for CPUs")
@@ -167,10 +165,9 @@ def test_models_that_cannot_be_served(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_drafter_of_another_model(tmp_path: Path) -> None:
     another = str(checkpoints.WEIGHTS / "smollm2-135m-instruct" / "dspark")
     settings = Settings(model=str(model_folder(tmp_path)), port=free_port(), drafter="dspark", drafter_path=another)
-    findings = {finding.subject: finding for finding in serving.examine(settings)}
-    assert findings["drafter"].status is Status.PROBLEM
-    assert "hidden_size is 64" in findings["drafter"].message
-    assert "outrider train dspark" in findings["drafter"].remedy
+    finding = only([each for each in serving.examine(settings) if each.subject == "drafter"], Status.PROBLEM)
+    assert "hidden_size is 64" in finding.message
+    assert "outrider train dspark" in finding.remedy
 
 
 def test_a_damaged_drafter(tmp_path: Path) -> None:
@@ -178,18 +175,8 @@ def test_a_damaged_drafter(tmp_path: Path) -> None:
     shutil.copytree(checkpoints.WEIGHTS / "smollm2-135m-instruct" / "dspark", folder)
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[: 1 << 16])
-    findings = {
-        f.subject: f for f in serving.examine(Settings(port=free_port(), drafter="dspark", drafter_path=str(folder)))
-    }
-    assert findings["drafter"].status is Status.PROBLEM
-
-
-@pytest.mark.slow
-def test_a_profile_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    finding = last(serving.examine(Settings(port=free_port(), gamma=5)), Status.WARNING)
-    assert "none fits; the nearest, smollm2-135m-instruct-dspark" in finding.message
-    assert "gamma: 7, here 5" in finding.message
+    findings = serving.examine(Settings(port=free_port(), drafter="dspark", drafter_path=str(folder)))
+    assert [each.subject for each in findings if each.status is Status.PROBLEM] == ["drafter"]
 
 
 @pytest.mark.slow
@@ -210,29 +197,32 @@ def test_a_profile_that_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_without_a_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("settings", "subject", "status", "said"),
+    [
+        ({"gamma": 5}, "profile", Status.WARNING, "none fits; the nearest, smollm2-135m-instruct-dspark"),
+        ({"gamma": 5}, "profile", Status.WARNING, "gamma: 7, here 5"),
+        ({"gamma": 5, "tune": True}, "profile", Status.WARNING, "the next start measures a quick one"),
+        ({"gamma": 5, "tune": False}, "profile", Status.WARNING, "every draft is verified"),
+        ({"max_total_tokens": 1 << 39}, "model memory", Status.PROBLEM, "too little memory"),
+        ({"api_keys": Path("empty")}, "keys", Status.PROBLEM, "outrider key"),
+        ({"api_keys": Path("text")}, "keys", Status.PROBLEM, "outrider key"),
+        ({"ssl_certfile": "text"}, "certificate", Status.PROBLEM, "docs/secure.md"),
+    ],
+)
+def test_settings_with_a_fault(
+    settings: dict[str, object], subject: str, status: Status, said: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
-    for tune, remedy in ((True, "the next start measures a quick one"), (False, "every draft is verified")):
-        finding = last(serving.examine(Settings(port=free_port(), gamma=5, tune=tune)), Status.WARNING)
-        assert remedy in finding.remedy
-
-
-def test_a_cache_of_tokens_that_memory_does_not_hold() -> None:
-    finding = last(serving.examine(Settings(port=free_port(), max_total_tokens=1 << 39)), Status.PROBLEM)
-    assert "too little memory" in finding.message
+    Path("empty").touch()
+    Path("text").write_text("no TOML [ or PEM")
+    finding = last(serving.examine(Settings(port=free_port(), **settings)), status)
+    assert finding.subject == subject
+    assert said in finding.message + finding.remedy
 
 
 def test_an_unprotected_server_is_reported() -> None:
     assert "OUTRIDER_API_KEY" in next(serving.access(Settings(host="0.0.0.0", port=free_port()))).remedy
     assert next(serving.access(Settings(host="0.0.0.0", port=free_port(), api_key="k"))).status is Status.OK
-
-
-def test_keys_and_certificates_that_cannot_be_used(tmp_path: Path) -> None:
-    keys, text = tmp_path / "keys.toml", tmp_path / "text"
-    for content in ("", "no TOML ["):
-        keys.write_text(content)
-        finding = last(serving.access(Settings(port=free_port(), api_keys=keys)), Status.PROBLEM)
-        assert "outrider key" in finding.remedy
-    text.write_text("no PEM")
-    finding = last(serving.access(Settings(port=free_port(), ssl_certfile=str(text))), Status.PROBLEM)
-    assert finding.subject == "certificate"

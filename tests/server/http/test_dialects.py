@@ -67,9 +67,7 @@ ABSENT: dict[str, Any] = {}
 
 
 def tokens(server: Server, messages: list[dict[str, Any]], status: int = 200, **fields: Any) -> list[int]:
-    answer = HTTP.post(f"{server.url}/v1/tokenize", json={"messages": messages} | fields, timeout=60)
-    assert answer.status_code == status, answer.text
-    return answer.json().get("tokens", [])
+    return server.post("tokenize", {"messages": messages} | fields, status).get("tokens", [])
 
 
 @pytest.mark.parametrize("rest", [ABSENT, {"tool_calls": [CALL]}], ids=["plain", "calls"])
@@ -91,16 +89,15 @@ def test_an_answer_is_continued_with_its_white_space(server: Server) -> None:
     for end in ("", " ", "\n", "  \n\n", "\t"):
         text = "One, two," + end
         prompt = tokens(server, [QUESTION, {"role": "assistant", "content": text}], **pair)
-        said = HTTP.post(f"{server.url}/v1/detokenize", json={"tokens": prompt, "skip_special_tokens": False}).json()
+        said = server.post("detokenize", {"tokens": prompt, "skip_special_tokens": False})
         assert said["text"].endswith("<|im_start|>assistant\n" + text)
         assert prompt == tokens(server, [QUESTION, {"role": "assistant", "content": text}], continue_final_message=True)
     body = {"messages": [QUESTION, {"role": "assistant", "content": "One, two,\n"}], "max_tokens": 4}
     for both in (True, False):
         fields = {"continue_final_message": both, "add_generation_prompt": both}
-        error = HTTP.post(f"{server.url}/v1/chat/completions", json=body | fields).json()["error"]
-        assert error["param"] == "add_generation_prompt"
-    assert HTTP.post(f"{server.url}/v1/chat/completions", json=body | pair).status_code == 200
-    error = HTTP.post(f"{server.url}/v1/chat/completions", json={"messages": [QUESTION]} | pair).json()["error"]
+        assert server.post("chat/completions", body | fields, 400)["error"]["param"] == "add_generation_prompt"
+    server.post("chat/completions", body | pair)
+    error = server.post("chat/completions", {"messages": [QUESTION]} | pair, 400)["error"]
     assert error["param"] == "continue_final_message"
 
 
@@ -119,12 +116,9 @@ def test_an_answer_is_bounded_to_what_the_prompt_leaves(server: Server, most: in
     }
     for route, asked in bodies.items():
         for body in asked:
-            answer = HTTP.post(f"{server.url}/v1/{route}", json=body, timeout=120)
-            assert answer.status_code == 200, answer.text
-            usage = answer.json()["usage"]
+            usage = server.post(route, body)["usage"]
             assert 0 < (usage.get("completion_tokens") or usage["output_tokens"]) <= 4096 - len(ids)
-    impossible = chat | {"max_tokens": most, "min_tokens": 100}
-    assert HTTP.post(f"{server.url}/v1/chat/completions", json=impossible, timeout=60).status_code == 400
+    server.post("chat/completions", chat | {"max_tokens": most, "min_tokens": 100}, 400)
 
 
 def test_head_has_the_headers_of_get(server: Server) -> None:

@@ -10,6 +10,7 @@ from asking import MODEL
 from receiving import received
 
 from outrider.server.http.errors import ApiError
+from outrider.server.http.requests.dialect import Dialect
 from outrider.server.http.requests.messages import COUNT, MESSAGES
 from outrider.server.http.requests.protocol import CHAT, TEXT, ChatRequest, TextRequest
 from outrider.server.http.requests.responses import RESPONSES
@@ -30,6 +31,7 @@ NOISE = {
     "prediction": {"type": "content", "content": "Rain"},
 }  # fmt: skip
 HELLO = {"messages": [{"role": "user", "content": "Hello"}]}
+NO_SCHEMA = {"type": "json_schema", "json_schema": {}}
 SCHEMA = {"type": "object", "properties": {}, "default": None, "enum": [], "annotations": {"cache_control": []}}
 
 
@@ -37,9 +39,8 @@ def requests() -> list[tuple[str, dict[str, Any]]]:
     """All requests of clients that are answered."""
     files = Path(__file__).with_name("dialects").glob("*.json")
     recorded = [request for file in files for request in json.loads(file.read_text())["requests"]]
-    return [
-        (ask["path"].partition("?")[0], ask["body"]) for ask in recorded if "status" not in ask and "method" not in ask
-    ]
+    answered = [request for request in recorded if not {"status", "method"} & request.keys()]
+    return [(request["path"].partition("?")[0], request["body"]) for request in answered]
 
 
 def with_noise(value: Any, name: str = "") -> Any:
@@ -97,14 +98,22 @@ def test_the_users_own_objects_stay() -> None:
     assert chat.messages[1].tool_calls[0].function.arguments == {"x": None, "citations": []}
 
     use = {"type": "tool_use", "id": "a", "name": "f", "input": {"x": None, "y": [], "z": {}}}
-    turns = [*HELLO["messages"], {"role": "assistant", "content": [use]}, *HELLO["messages"]]
-    tools = [{"name": "f", "input_schema": SCHEMA}]
-    chat = received(MESSAGES, {"messages": turns, "tools": tools, "max_tokens": 2}, LIMITS)
-    assert chat.tools[0].function.parameters == SCHEMA
+    result = {"type": "tool_result", "tool_use_id": "a", "content": "sunny"}
+    turns = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    asked = {"messages": HELLO["messages"] + turns, "tools": [{"name": "f", "input_schema": SCHEMA}], "max_tokens": 2}
+    asked |= {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}
+    chat = received(MESSAGES, asked, LIMITS)
+    assert chat.tools[0].function.parameters == chat.response_format.json_schema.schema_ == SCHEMA
     assert json.loads(chat.messages[1].tool_calls[0].function.arguments) == use["input"]
+    answer = chat.messages[2]
+    assert (answer.role, answer.tool_call_id, answer.content) == ("tool", "a", "sunny")
 
     notes = {"citations": "three", "service_tier": "none"}
-    assert received(RESPONSES, {"input": "Hello", "metadata": notes}, LIMITS)._original.metadata == notes
+    wanted = {"text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}}
+    chat = received(RESPONSES, {"input": "Hello", "metadata": notes} | wanted, LIMITS)
+    assert (chat._original.metadata, chat.response_format.json_schema.schema_) == (notes, SCHEMA)
+    chat = received(RESPONSES, {"input": "Hello", "text": {"format": {"type": "json_object"}}}, LIMITS)
+    assert chat.response_format.type == "json_object"
 
 
 @pytest.mark.parametrize(
@@ -118,11 +127,7 @@ def test_the_users_own_objects_stay() -> None:
         (CHAT, HELLO | {"stop": [None]}, "stop[0]"),
         (CHAT, {"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0]"),
         (CHAT, HELLO | {"tools": [{}]}, "tools[0].function"),
-        (
-            CHAT,
-            HELLO | {"response_format": {"type": "json_schema", "json_schema": {}}},
-            "response_format.json_schema.schema",
-        ),
+        (CHAT, HELLO | {"response_format": NO_SCHEMA}, "response_format.json_schema.schema"),
         (CHAT, HELLO | {"unheard_of": False}, "unheard_of"),
         (CHAT, {"messages": [{"role": "assistant", "refusal": "No."}]}, "messages[0].refusal"),
         (MESSAGES, {"messages": [{"role": "user", "content": []}], "max_tokens": 2}, "messages[0]"),
@@ -163,8 +168,12 @@ def test_a_continued_message_of_parts_is_one_text() -> None:
         assert received(CHAT, turns, LIMITS).messages[-1].content == kept
 
 
-def test_items_of_responses_without_a_message_around_them() -> None:
+def test_items_of_responses_are_messages() -> None:
+    """Earlier answers, and items without a message around them."""
+    text = {"type": "output_text", "text": "Snow.", "annotations": [], "logprobs": []}
     items = [
+        {"role": "user", "content": "What?"},
+        {"type": "message", "id": "a", "role": "assistant", "status": "completed", "content": [text]},
         {"type": "input_text", "text": "Why?"},
         {"type": "reasoning", "summary": [], "encrypted_content": "gAAAAABo"},
         {"type": "output_text", "text": "Rain."},
@@ -173,10 +182,28 @@ def test_items_of_responses_without_a_message_around_them() -> None:
     ]
     fields = {"reasoning": {"summary": "detailed"}, "truncation": "auto", "max_tool_calls": 3, "service_tier": "flex"}
     chat = received(RESPONSES, {"input": items} | fields, LIMITS)
-    messages = [message.model_dump(exclude_none=True) for message in chat.messages]
-    assert [(message["role"], message["content"]) for message in messages] == [
-        ("user", "Why?"),
-        ("assistant", "Rain."),
-        ("tool", ""),
-    ]
-    assert len(messages[1]["tool_calls"]) == 1
+    messages = [(message.role, message.content) for message in chat.messages]
+    earlier = [("user", "What?"), ("assistant", "Snow.")]
+    assert messages == [*earlier, ("user", "Why?"), ("assistant", "Rain."), ("tool", "")]
+    assert len(chat.messages[3].tool_calls) == 1
+
+
+ANY = HELLO | {"max_tokens": 2, "tools": [{"name": "f", "input_schema": SCHEMA}]}
+ITEM = {"input": "Hello", "tools": [{"type": "function", "name": "f", "parameters": SCHEMA}]}
+
+
+@pytest.mark.parametrize(
+    ("form", "body", "choice", "meant"),
+    [
+        (MESSAGES, ANY, {"type": "auto"}, "auto"),
+        (MESSAGES, ANY, {"type": "any"}, "required"),
+        (MESSAGES, ANY, {"type": "none"}, "none"),
+        (MESSAGES, ANY, {"type": "tool", "name": "f"}, "f"),
+        (RESPONSES, ITEM, "required", "required"),
+        (RESPONSES, ITEM, "none", "none"),
+        (RESPONSES, ITEM, {"type": "function", "name": "f"}, "f"),
+    ],
+)
+def test_choices_of_tools(form: Dialect, body: dict[str, Any], choice: Any, meant: str) -> None:
+    made = received(form, body | {"tool_choice": choice}, LIMITS).tool_choice
+    assert (made if isinstance(made, str) else made.function.name) == meant

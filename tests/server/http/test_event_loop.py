@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from in_loop import in_loop
 from prometheus_client import REGISTRY
 
 from outrider.server.http import event_loop
@@ -30,19 +31,16 @@ def value(name: str) -> float:
     return sample
 
 
-def held(watchdog: EventLoopWatchdog, hold: Callable[[], None]) -> None:
+@in_loop
+async def held(watchdog: EventLoopWatchdog, hold: Callable[[], None]) -> None:
     """Watch a loop that `hold` blocks once."""
-
-    async def run() -> None:
-        watching = asyncio.create_task(watchdog.watch())
-        await asyncio.sleep(0.1)
-        hold()
-        await asyncio.sleep(0.1)
-        watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching
-
-    asyncio.run(run())
+    watching = asyncio.create_task(watchdog.watch())
+    await asyncio.sleep(0.1)
+    hold()
+    await asyncio.sleep(0.1)
+    watching.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watching
 
 
 def test_work_is_measured(watchdog: EventLoopWatchdog) -> None:

@@ -1,16 +1,13 @@
 """Dying processes, signals to stop, and missing keys."""
 
-import asyncio
 import json
-import multiprocessing
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 from browser import chromium
@@ -50,11 +47,6 @@ class Stream:
         return self.lines
 
 
-def post_in_thread(server: Server, **headers: str) -> Future[httpx.Response]:
-    pool = ThreadPoolExecutor(1)
-    return pool.submit(httpx.post, server.url + "/v1/completions", json=LONG, headers=headers, timeout=120)
-
-
 @pytest.fixture
 def own_server(tmp_path: Path, small_target: SmallTarget) -> Iterator[Server]:
     flags = (*small_target.flags(), "--max-total-tokens", "4096", "--drain-seconds", "60")
@@ -64,7 +56,7 @@ def own_server(tmp_path: Path, small_target: SmallTarget) -> Iterator[Server]:
 
 def test_a_killed_scheduler_ends_all_with_an_error(own_server: Server) -> None:
     children = own_server.children()
-    whole = post_in_thread(own_server)
+    whole = ThreadPoolExecutor(1).submit(HTTP.post, own_server.url + "/v1/completions", json=LONG, timeout=120)
     stream = Stream(own_server, 900)
     children["scheduler"].suspend()
     time.sleep(0.2)
@@ -126,20 +118,6 @@ def locked_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallT
         yield started
 
 
-def test_a_key_is_required_everywhere_but_by_probes(locked_server: Server) -> None:
-    def get(path: str, key: str | None) -> httpx.Response:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return HTTP.get(locked_server.url + path, headers=headers)
-
-    for path in ("/v1/models", "/metrics", "/nothing", "/v1/chat/completions"):
-        for key in (None, "wrong", KEY + "x"):
-            assert get(path, key).status_code == 401
-    assert get("/v1/models", None).json()["error"]["code"] == "invalid_api_key"
-    assert get("/v1/models", KEY).status_code == get("/metrics", KEY).status_code == 200
-    assert get("/health", None).status_code == get("/ready", None).status_code == 200
-    assert locked_server.client(api_key=KEY).models.list().data
-
-
 def test_the_page_asks_for_the_key_and_keeps_it_for_the_tab(locked_server: Server) -> None:
     with chromium() as browser:
         page = browser.new_page()
@@ -158,16 +136,18 @@ def test_the_page_asks_for_the_key_and_keeps_it_for_the_tab(locked_server: Serve
         assert page.evaluate(f"JSON.stringify(localStorage).includes({KEY!r})") is False
 
 
-def test_a_server_without_a_drafter_answers(locked_server: Server) -> None:
-    client = locked_server.client(api_key=KEY)
+def test_a_server_with_a_key_and_without_a_drafter_answers(locked_server: Server) -> None:
+    client, headers = locked_server.client(api_key=KEY), {"Authorization": f"Bearer {KEY}"}
     asked = {"model": client.models.list().data[0].id, "prompt": "1 2 3 1 2 3 1", "max_tokens": 8}
     answer = client.completions.create(**asked, extra_body={"ignore_eos": True})
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 8
     assert answer.usage.completion_tokens_details.rejected_prediction_tokens == 0
-    page = HTTP.get(locked_server.url + "/metrics", headers={"Authorization": f"Bearer {KEY}"}).text
+    page = HTTP.get(locked_server.url + "/metrics", headers=headers).text
     assert "outrider_drafted_tokens_total 0.0" in page
     assert "outrider_decode_steps_total 0.0" not in page
+    paths = ("/v1/models", "/metrics", "/nothing", "/health", "/ready")
+    assert [locked_server.status(path) for path in paths] == [401, 401, 401, 200, 200]
 
 
 def test_second_signal_stops_at_once(locked_server: Server) -> None:
@@ -196,22 +176,3 @@ def test_parent_killed_while_loading_leaves_no_orphans(tmp_path: Path) -> None:
 
 def alive(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-
-
-def test_any_process_that_ends_is_noticed_at_once(tmp_path: Path) -> None:
-    from outrider.server.processes.engine_processes import EngineProcesses
-    from outrider.server.processes.process import StartupReport
-    from outrider.server.processes.run_folder import RunFolder
-
-    context = multiprocessing.get_context("spawn")
-    processes = {name: context.Process(target=time.sleep, args=(60,)) for name in ("scheduler_0", "scheduler_1")}
-    for process in processes.values():
-        process.start()
-    engine = EngineProcesses(processes, RunFolder.make(), StartupReport(tmp_path / "report"))
-    try:
-        assert engine.dead_processes() == []
-        processes["scheduler_1"].kill()
-        assert asyncio.run(asyncio.wait_for(engine.wait_for_death(), 5)) == ["scheduler_1"]
-    finally:
-        processes["scheduler_0"].kill()
-        engine.run_folder.remove()

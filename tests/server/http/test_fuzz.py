@@ -27,23 +27,16 @@ SECONDS = 30
 """of an answer of two tokens"""
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
+OBJECT = {"type": "object"}
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {
         "messages": [
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": [{"type": "text", "text": "Hello"}]},
         ],
-        "max_tokens": 2,
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "stop": ["x"],
-        "logit_bias": {"5": 1.0},
-        "logprobs": True,
-        "top_logprobs": 2,
-        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}},
-        "speculation": {"enabled": True},
-        "stream_options": {"include_usage": True},
-        "stream": True,
+        "max_tokens": 2, "temperature": 0.5, "top_p": 0.9, "stop": ["x"], "logit_bias": {"5": 1.0}, "logprobs": True,
+        "top_logprobs": 2, "speculation": {"enabled": True}, "stream_options": {"include_usage": True}, "stream": True,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": OBJECT}},
     },
     TEXT: {"prompt": ["Hello", "World"], "max_tokens": 2, "logprobs": 1, "echo": True, "seed": 1, "regex": "a+"},
     MESSAGES: {
@@ -53,12 +46,8 @@ BODIES: dict[str, dict[str, Any]] = {
             {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}]},
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "1"}]},
         ],
-        "max_tokens": 2,
-        "stop_sequences": ["x"],
-        "thinking": {"type": "disabled"},
-        "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
-        "metadata": {"user_id": "a"},
-        "stream": True,
+        "max_tokens": 2, "stop_sequences": ["x"], "thinking": {"type": "disabled"}, "metadata": {"user_id": "a"},
+        "output_config": {"format": {"type": "json_schema", "schema": OBJECT}}, "stream": True,
     },
     RESPONSES: {
         "instructions": "Be brief.",
@@ -68,38 +57,20 @@ BODIES: dict[str, dict[str, Any]] = {
             {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "a", "output": "1"},
         ],
-        "max_output_tokens": 2,
-        "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}},
-        "include": ["message.output_text.logprobs"],
-        "reasoning": {"effort": "none"},
-        "store": False,
-        "stream": True,
+        "max_output_tokens": 2, "text": {"format": {"type": "json_schema", "name": "a", "schema": OBJECT}},
+        "include": ["message.output_text.logprobs"], "reasoning": {"effort": "none"}, "store": False, "stream": True,
     },
     "/v1/tokenize": {"prompt": ["Hello", "World"], "add_special_tokens": False},
     "/v1/detokenize": {"tokens": [[1, 2], [3]], "skip_special_tokens": False},
-}
+}  # fmt: skip
 LONGEST = {CHAT: "max_completion_tokens", TEXT: "max_tokens", MESSAGES: "max_tokens", RESPONSES: "max_output_tokens"}
-ODD = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(2**70), 2**70),
-    st.floats(),
-    st.text(max_size=20),
-    st.just({}),
-    st.just([]),
-    st.sampled_from(["\x00", "\ud800", "9" * 400, -0.0, 1e308, [[[[[[]]]]]], {"$ref": "#"}, {"type": "nothing"}]),
-)
-
-
+FIXED = ["\x00", "\ud800", "9" * 400, -0.0, 1e308, [[[[[[]]]]]], {"$ref": "#"}, {"type": "nothing"}, {}, [], None]
+ODD = st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=20) | st.sampled_from(FIXED)
 RAW = "raw:"
 """Mark before a number that Python's JSON would not write."""
+POWERS = (0, 8, 16, 24, 31, 32, 53, 63, 64)
 EDGES: list[Any] = [
-    *(
-        sign * (2**power + step)
-        for power in (0, 8, 16, 24, 31, 32, 53, 63, 64)
-        for step in (-1, 0, 1)
-        for sign in (1, -1)
-    ),
+    *(sign * (2**power + step) for power in POWERS for step in (-1, 0, 1) for sign in (1, -1)),
     *(10**400, -(10**400), 49_151, 49_152, 4095, 4096),
     *(0.0, -0.0, 0.5, 1.0, 2.0, 99.9, 100.0, math.nextafter(100, 101), math.nextafter(1, 0), math.nextafter(1, 2)),
     *(1e-3, 0.01, math.nextafter(0.01, 0), 1e-6, math.nextafter(1e-6, 0), 1e-7, 1e6, 1e7),
@@ -213,11 +184,8 @@ def requests(draw: st.DrawFn) -> tuple[str, bytes, str]:
         data = data[:at] + draw(st.binary(max_size=8)) + (b"" if draw(st.booleans()) else data[at:])
     elif draw(st.integers(0, 30)) == 0:
         data = b"[" * 50_000
-    return (
-        path,
-        data,
-        draw(st.sampled_from(["application/json"] * 8 + ["text/plain", "", "application/json; charset=x"])),
-    )
+    types = ["application/json"] * 8 + ["text/plain", "", "application/json; charset=x"]
+    return path, data, draw(st.sampled_from(types))
 
 
 def change(draw: st.DrawFn, body: Any) -> None:

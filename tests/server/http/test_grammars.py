@@ -1,6 +1,7 @@
 """One client's grammars, including tool schemas, cannot hurt other clients."""
 
 import json
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,9 +11,10 @@ import psutil
 import pytest
 from metrics_page import metric
 from running import HTTP, Server
-from small_grammars import assert_refused, nested_repeats, slow_schema, small_schema
+from small_grammars import assert_refused, nested_repeats, small_schema
 
 TEXT = "/v1/completions"
+FORM = "response_format.json_schema.schema"
 WAIT = 60
 
 
@@ -44,15 +46,6 @@ def test_eight_grammars_of_nested_repeats_do_not_delay_other_clients(server: Ser
     assert max(taken) < 5  # idle machine: 1 s; before the fix half a minute
 
 
-def test_a_schema_that_takes_too_long_is_refused_in_seconds(server: Server) -> None:
-    text(server, json_schema=small_schema("before"))
-    before, begun = engine_memory(server), time.monotonic()
-    response = text(server, json_schema=slow_schema())
-    assert time.monotonic() - begun < 10  # idle machine: 5 s; before the fix 85 s
-    assert_refused(response, "json_schema", may_be_busy=True)
-    assert engine_memory(server) - before < 100 * 2**20  # before the fix 1.3 GB
-
-
 def test_many_grammars_leave_little_memory(server: Server) -> None:
     text(server, json_schema=small_schema("before"))
     before = engine_memory(server)
@@ -65,23 +58,21 @@ def test_many_grammars_leave_little_memory(server: Server) -> None:
     assert metric(server.url, "outrider_grammars_total", outcome="known") == known + 1
 
 
+COSTLY = {"type": "object", "properties": {"a": {"type": "string", "pattern": nested_repeats(8)}}, "required": ["a"]}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"regex": "("}, "regex"),
         ({"regex": "a\0b"}, "regex"),
-        ({"regex": nested_repeats(8)}, "regex"),
         ({"ebnf": 'root ::= root root | "a" | [a-z]* | root root root'}, "ebnf"),
-        ({"json_schema": '{"type": "objekt"}'}, "json_schema"),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#/a"}}}},
-            "response_format.json_schema.schema",
-        ),
+        ({"json_schema": json.dumps(COSTLY)}, "json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": COSTLY}}}, FORM),
     ],
-    ids=["regex", "NUL", "slow regex", "ambiguous", "schema", "missing reference"],
+    ids=["NUL", "ambiguous", "schema", "format"],
 )
 def test_each_kind_is_refused_by_name(server: Server, fields: dict[str, Any], param: str) -> None:
-    assert_refused(text(server, **fields), param, may_be_busy="[a-z]" in str(fields))
+    assert_refused(text(server, **fields), param, may_be_busy=param != "regex")
 
 
 def test_a_grammar_is_followed_whether_it_is_carried_or_compiled_again(server: Server) -> None:
@@ -96,3 +87,8 @@ def test_a_grammar_is_followed_whether_it_is_carried_or_compiled_again(server: S
                 # XGrammar allows a tab in strings of bounded length
                 assert isinstance(json.loads(answer["text"], strict=False), dict)
             assert answer["text"].lstrip().startswith("{")
+
+
+def test_anchors_around_all_are_followed_without_a_warning(server: Server) -> None:
+    assert text(server, regex="^(yes|no)$").json()["choices"][0]["text"] in ("yes", "no")
+    assert not re.search("anchor|regex_converter|fsm_builder|Lookahead", server.output())

@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+from in_loop import in_loop
 
 from outrider.drafters.learning.answers import ServerState
 from outrider.profiles import store
@@ -66,16 +68,6 @@ class Process:
     go_on = end = pause
 
 
-class Counts(SimpleNamespace):
-    """Counts of metrics."""
-
-    def __getattr__(self, name: str) -> Any:
-        def count() -> None:
-            vars(self)[f"{name}_count"] = vars(self).get(f"{name}_count", 0) + 1
-
-        return SimpleNamespace(inc=count, set=lambda value: None, set_to_current_time=lambda: None)
-
-
 def start(folder: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch) -> Learning:
     monkeypatch.setattr(worker_rpc, "read_live", engines.read_live)
     monkeypatch.setattr(worker_rpc, "command", engines.command)
@@ -86,7 +78,7 @@ def start(folder: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch) -> Le
 
     traffic: Any = SimpleNamespace(idle=True, wait_until_quiet=never)
     settings: Any = SimpleNamespace(learn_folder=folder, profile=None)
-    return Learning(settings, None, traffic, metrics=Counts())  # type: ignore[arg-type]
+    return Learning(settings, None, traffic, metrics=MagicMock())  # type: ignore[arg-type]
 
 
 def offer(folder: Path, name: str) -> None:
@@ -176,7 +168,8 @@ def test_a_promotion_that_a_full_disk_stops_is_made_later(tmp_path: Path, monkey
     assert events(tmp_path) == ["promotion", "promotion"]
 
 
-def test_a_full_disk_at_the_start_does_not_end_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_a_full_disk_at_the_start_does_not_end_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine has refused the drafter of state.json, and the disk is full."""
     ServerState("0001").write(tmp_path)
     learns = start(tmp_path, Engines(), monkeypatch)
@@ -190,20 +183,17 @@ def test_a_full_disk_at_the_start_does_not_end_learning(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(ServerState, "write", full_at_first)
     monkeypatch.setattr(learning, "LOOK_SECONDS", 0.01)
-
-    async def run() -> None:
-        running = asyncio.ensure_future(learns.run())
-        async with asyncio.timeout(5):
-            while len(tried) < 2 and not running.done():
-                await asyncio.sleep(0.01)
-        assert not running.done()
-
-    asyncio.run(run())
+    running = asyncio.ensure_future(learns.run())
+    async with asyncio.timeout(5):
+        while len(tried) < 2 and not running.done():
+            await asyncio.sleep(0.01)
+    assert not running.done()
     assert ServerState.read(tmp_path) == ServerState(None, ("0001",))
 
 
 @pytest.mark.parametrize("failures", [0, 2])
-def test_a_learner_that_ends_at_once_is_not_restarted_at_once(
+@in_loop
+async def test_an_ended_learner_is_not_restarted_at_once(
     failures: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Process, "failures", failures)
@@ -211,13 +201,9 @@ def test_a_learner_that_ends_at_once_is_not_restarted_at_once(
     starts = learns.process.starts  # type: ignore[attr-defined]
     monkeypatch.setattr(learning, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(learning, "RESTART_SECONDS", 0.2)
-
-    async def run() -> None:
-        running = asyncio.ensure_future(learns.run())
-        async with asyncio.timeout(10):
-            while len(starts) < 4:
-                await asyncio.sleep(0.01)
-        running.cancel()
-
-    asyncio.run(run())
+    running = asyncio.ensure_future(learns.run())
+    async with asyncio.timeout(10):
+        while len(starts) < 4:
+            await asyncio.sleep(0.01)
+    running.cancel()
     assert min(later - before for before, later in itertools.pairwise(starts)) >= 0.2

@@ -6,8 +6,6 @@ import re
 import signal
 import socket
 import stat
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -19,6 +17,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from asking import unread
 from limited import (
     CONNECTIONS,
     DAY_TOKENS,
@@ -34,7 +33,7 @@ from limited import (
     code,
     usage_of,
 )
-from running import HTTP, Server, wait_until
+from running import HTTP, wait_until
 
 from outrider.server.http.keys import key_file, usage_file
 
@@ -85,45 +84,6 @@ def test_traffic_between_processes_is_private_to_this_user(limited_server: Limit
     assert {address.ip for address in listening} == {"127.0.0.1"}
 
 
-def test_two_servers_on_one_cache_folder_answer_alike(limited_server: Limited, server: Server) -> None:
-    body = LONG | {"max_tokens": 24}  # within the time limit on a busy machine
-    with ThreadPoolExecutor(2) as pool:
-        ours = pool.submit(limited_server.ask, "operator", body)
-        second = pool.submit(httpx.post, f"{server.url}/v1/completions", json=body, timeout=120)
-        answers = [future.result() for future in (ours, second)]
-    assert [answer.status_code for answer in answers] == [200, 200], [answer.text for answer in answers]
-    assert len({answer.json()["choices"][0]["text"] for answer in answers}) == 1
-    assert server.process.poll() is limited_server.server.process.poll() is None
-
-
-def test_a_key_sends_as_often_as_it_may(limited_server: Limited) -> None:
-    answers = [limited_server.ask("rare") for _ in range(4)]
-    assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
-    assert code(answers[3]) == "rate_limit_exceeded"
-    assert 3500 < int(answers[3].headers["Retry-After"]) <= 3601
-    assert limited_server.ask("operator").status_code == 200
-    assert answers[1].headers["x-ratelimit-limit-requests"] == "3"
-    assert [int(answer.headers["x-ratelimit-remaining-requests"]) for answer in answers] == [2, 1, 0, 0]
-    assert answers[3].headers["x-ratelimit-reset-requests"].startswith(("59m", "1h"))
-
-
-def test_a_key_has_as_many_under_way_as_it_may(limited_server: Limited) -> None:
-    """A request counts until its stream ends or its client leaves."""
-    url, body = f"{limited_server.server.url}/v1/completions", LONG | {"stream": True}
-    with (
-        httpx.Client(headers=limited_server.headers["two"], timeout=60) as client,
-        client.stream("POST", url, json=body) as first,
-        client.stream("POST", url, json=body) as two,
-    ):
-        assert first.status_code == two.status_code == 200
-        refused = limited_server.ask("two")
-        assert code(refused) == "concurrency_limit_exceeded"
-        assert refused.headers["Retry-After"] == "1"
-        assert limited_server.ask("operator").status_code == 200
-    wait_until(lambda: limited_server.ask("two").status_code == 200, 30)
-    wait_until(limited_server.idle, 30)
-
-
 def test_choices_weigh_as_requests_do(limited_server: Limited) -> None:
     """More choices than its key or the server allows refuse the whole request."""
     refused = limited_server.ask("two", SHORT | {"n": 3})
@@ -131,8 +91,7 @@ def test_choices_weigh_as_requests_do(limited_server: Limited) -> None:
     refused = limited_server.ask("operator", SHORT | {"prompt": [SHORT["prompt"]] * 3, "n": 3})
     assert (refused.status_code, code(refused)) == (400, "too_many_choices")
     assert "9 choices" in refused.json()["error"]["message"]
-    url, body = f"{limited_server.server.url}/v1/completions", LONG | {"stream": True, "n": 2}
-    with limited_server.client.stream("POST", url, json=body, headers=limited_server.headers["two"]) as stream:
+    with limited_server.stream("two", LONG | {"n": 2}) as stream:
         assert stream.status_code == 200
         assert code(limited_server.ask("two")) == "concurrency_limit_exceeded"
         # Two of the eight places are taken.
@@ -184,9 +143,7 @@ def test_usage_is_that_of_the_answers(limited_server: Limited) -> None:
     ]
     for body in bodies:
         before = limited_server.used("operator")
-        route = "chat/completions" if "messages" in body else "completions"
-        url, headers = f"{limited_server.server.url}/v1/{route}", limited_server.headers["operator"]
-        answer = limited_server.client.post(url, json=body, headers=headers)
+        answer = limited_server.ask("operator", body, "chat/completions" if "messages" in body else "completions")
         usage = usage_of(answer) if answer.status_code == 200 else {"prompt_tokens": 0, "completion_tokens": 0}
         after = limited_server.used("operator")
         assert after["prompt"] - before["prompt"] == usage["prompt_tokens"], body
@@ -222,14 +179,13 @@ def test_other_apis_are_charged_alike(limited_server: Limited, path: str, body: 
     assert refused.json()["error"]["type"] == "authentication_error"
     assert refused.json().get("type") == ("error" if path == "messages" else None)
     long = body | {name: 100 for name in body if name.startswith("max")}
-    much = limited_server.client.post(url, json=long, headers=limited_server.headers["short"])
+    much = limited_server.ask("short", long, path)
     assert code(much) == "request_too_many_tokens"
     assert much.json()["error"]["param"] in body
 
 
 def test_an_aborted_answer_counts_as_far_as_it_was_written(limited_server: Limited) -> None:
-    url, headers = f"{limited_server.server.url}/v1/completions", limited_server.headers["day"]
-    with limited_server.client.stream("POST", url, json=LONG | {"stream": True}, headers=headers) as stream:
+    with limited_server.stream("day", LONG) as stream:
         chunks = stream.iter_lines()
         for _ in range(20):
             next(chunks)
@@ -244,8 +200,7 @@ def test_an_aborted_answer_counts_as_far_as_it_was_written(limited_server: Limit
 
 def test_a_request_has_as_many_tokens_as_it_may(limited_server: Limited) -> None:
     chat = {"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True}
-    url, headers = f"{limited_server.server.url}/v1/chat/completions", limited_server.headers["short"]
-    answer = limited_server.client.post(url, json=chat, headers=headers).json()
+    answer = limited_server.ask("short", chat, "chat/completions").json()
     assert answer["usage"]["total_tokens"] == 40
     assert answer["choices"][0]["finish_reason"] == "length"
     for name, most in (("short", 40), ("operator", REQUEST_TOKENS)):
@@ -260,12 +215,10 @@ def test_beyond_the_queue_requests_are_refused_and_the_rest_answered(limited_ser
     """There are four times as many clients as places."""
     body = LONG | {"max_tokens": 40}
     alone = limited_server.ask("operator", body).json()["choices"][0]["text"]
-    clients = 4 * (RUNNING + QUEUED)
-    answers = [answer for _ in range(3) for answer in limited_server.ask_all("operator", clients, body)]
+    answers = limited_server.ask_all("operator", 4 * (RUNNING + QUEUED), body)
     codes = Counter(map(code, answers))
     assert set(codes) == {None, "queue_full"}
-    assert codes[None] >= 3 * RUNNING
-    assert codes["queue_full"] > 0
+    assert codes[None] >= RUNNING
     for answer in answers:
         if answer.status_code == 200:
             assert answer.json()["choices"][0]["text"] == alone
@@ -282,33 +235,22 @@ def test_requests_that_wait_or_run_too_long_are_ended(limited_server: Limited) -
         wait_until(lambda: limited_server.metrics().value("sglang:num_running_reqs") == RUNNING, 30)
         waiting = [pool.submit(limited_server.ask, "operator", body) for body in (SHORT, SHORT | {"stream": True})]
         for late in (future.result() for future in waiting):
-            assert late.status_code == 429
-            assert code(late) == "queue_timeout"
-            assert late.headers["Retry-After"] == "1"
+            assert (late.status_code, code(late), late.headers["Retry-After"]) == (429, "queue_timeout", "1")
         answers = [future.result() for future in running]
     stream = answers.pop(2)
     for answer in answers:
-        assert answer.status_code == 504
-        assert code(answer) == "request_timeout"
+        assert (answer.status_code, code(answer)) == (504, "request_timeout")
         assert answer.json()["error"]["type"] == "timeout_error"
-    events = [line.removeprefix("data: ") for line in stream.text.splitlines() if line]
-    assert stream.status_code == 200
-    assert json.loads(events[-2])["error"]["code"] == "request_timeout"
-    assert events[-1] == "[DONE]"
+    *_, error, last = [line.removeprefix("data: ") for line in stream.text.splitlines() if line]
+    assert (stream.status_code, json.loads(error)["error"]["code"], last) == (200, "request_timeout", "[DONE]")
 
 
 def test_a_client_that_reads_nothing_is_ended(limited_server: Limited) -> None:
     """Its answer exceeds the system's buffers."""
     messages = [{"role": "user", "content": "Count."}]
     body = {"messages": messages, "max_tokens": 3000, "ignore_eos": True, "temperature": 0, "stream": True}
-    content = json.dumps(body | {"logprobs": True, "top_logprobs": 20}).encode()
-    with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect(("127.0.0.1", limited_server.server.port))
-        head = {"Host": "server", "Content-Type": "application/json", "Content-Length": str(len(content))}
-        head |= limited_server.headers["two"]
-        lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
-        client.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{lines}\r\n".encode() + content)
+    body |= {"logprobs": True, "top_logprobs": 20}
+    with unread(limited_server.server, "/v1/chat/completions", body, **limited_server.headers["two"]) as client:
         wait_until(lambda: not limited_server.idle(), 30)
         ours = client.getsockname()[1]
         server = psutil.Process(limited_server.server.process.pid)
@@ -322,50 +264,32 @@ def test_a_client_that_reads_nothing_is_ended(limited_server: Limited) -> None:
         wait_until(limited_server.idle, 30)
 
 
-def test_one_connection_too_many_is_refused(limited_server: Limited) -> None:
+def test_connections_are_limited_and_counted(limited_server: Limited) -> None:
     address = ("127.0.0.1", limited_server.server.port)
     with ExitStack() as stack:
         clients = [stack.enter_context(socket.create_connection(address, 10)) for _ in range(CONNECTIONS + 1)]
         assert clients[-1].recv(64).startswith(b"HTTP/1.1 503 ")
         page = limited_server.metrics()
         assert page.value("outrider_open_connections") == CONNECTIONS
-        assert page.value("outrider_refused_connections_total") >= 1
+        assert 1 <= page.value("outrider_refused_connections_total") < CONNECTIONS
     wait_until(lambda: limited_server.metrics().value("outrider_open_connections") < CONNECTIONS / 2, 30)
     assert HTTP.get(f"{limited_server.server.url}/ready").status_code == 200
 
 
-def test_keys_are_exchanged_under_load(limited_server: Limited) -> None:
-    """Keys that stay in the file keep working."""
-    stop, seen = threading.Event(), Counter[int]()
-
-    def go_on_asking() -> None:
-        while not stop.is_set():
-            seen[limited_server.ask("two").status_code] += 1
-
+def test_a_running_server_takes_up_changed_keys(limited_server: Limited) -> None:
     def status(name: str) -> int:
         return HTTP.get(f"{limited_server.server.url}/v1/models", headers=limited_server.headers[name]).status_code
 
-    with ThreadPoolExecutor(2) as pool, ExitStack() as stack:
-        asking = [pool.submit(go_on_asking) for _ in range(2)]
-        stack.callback(stop.set)
-        whole = limited_server.file.read_text()
-        key = limited_server.make("new")
-        assert status("new") == 401
-        key_file.add(limited_server.file, key)
-        wait_until(lambda: status("new") == 200, 30)
-        for bad in ("[two", "", whole.replace("sha256", "sha512")):
-            limited_server.file.write_text(bad)
-            time.sleep(1.2)
-            assert status("new") == 200
-        limited_server.file.write_text(whole)
-        wait_until(lambda: status("new") == 401, 30)
-    assert [thread.result() for thread in asking] == [None, None]
-    assert set(seen) == {200}
-    assert sum(seen.values()) > 10
-    log = limited_server.server.output()
-    assert log.count("the API keys stay as they were") == 3
-    for reason in ("is not TOML", "holds no keys", "'sha512'; known are"):
-        assert reason in log
+    whole, key = limited_server.file.read_text(), limited_server.make("new")
+    assert status("new") == 401
+    key_file.add(limited_server.file, key)
+    wait_until(lambda: status("new") == 200, 30)
+    limited_server.file.write_text("[two")
+    wait_until(lambda: "the API keys stay as they were" in limited_server.server.output(), 30)
+    assert status("new") == 200
+    limited_server.file.write_text(whole)
+    wait_until(lambda: status("new") == 401, 30)
+    assert status("two") == 200
 
 
 def test_a_stopping_server_answers_all_accepted_requests(limited_server: Limited) -> None:

@@ -5,8 +5,8 @@ import socket
 from pathlib import Path
 
 import pytest
+from refusals import refuses
 
-from outrider.server.errors import UserError
 from outrider.server.http.listen import bind
 
 UNPRIVILEGED = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
@@ -17,8 +17,7 @@ def test_free_port_is_held_from_now_on() -> None:
         port = listener.getsockname()[1]
         assert not listener.get_inheritable()
         listener.listen()
-        with pytest.raises(UserError, match=rf"port {port} on 127.0.0.1 is in use; choose another with --port"):
-            bind("127.0.0.1", port)
+        refuses(rf"port {port} on 127.0.0.1 is in use; choose another with --port", bind, "127.0.0.1", port)
     bind("127.0.0.1", port).close()
 
 
@@ -33,8 +32,7 @@ def test_ipv6() -> None:
     [("no.such.host.invalid", "is not an address of this machine"), ("192.0.2.1", "cannot listen on 192.0.2.1:0")],
 )
 def test_address_that_is_not_ours(host: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        bind(host, 0)
+    refuses(message, bind, host, 0)
 
 
 @pytest.mark.skipif(
@@ -42,5 +40,4 @@ def test_address_that_is_not_ours(host: str, message: str) -> None:
     reason="here anybody may have port 1",
 )
 def test_port_that_needs_rights() -> None:
-    with pytest.raises(UserError, match="port 1 needs more rights"):
-        bind("127.0.0.1", 1)
+    refuses("port 1 needs more rights", bind, "127.0.0.1", 1)

@@ -1,6 +1,5 @@
 """Logprobs of answers equal SGLang's, and are made off the event loop."""
 
-import asyncio
 import json
 import math
 import random
@@ -10,6 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
+from in_loop import in_loop
 from sglang.srt.entrypoints.openai.protocol import ChoiceLogprobs
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.entrypoints.openai.utils import to_openai_style_logprobs
@@ -108,7 +108,8 @@ def test_the_table_is_bounded(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -
         assert len(tokens_by_id) <= 10
 
 
-def test_the_first_chunk_of_each_choice_has_its_prompts(tokenizer: Any, tokens: list[int]) -> None:
+@in_loop
+async def test_the_first_chunk_of_each_choice_has_its_prompts(tokenizer: Any, tokens: list[int]) -> None:
     meta, theirs = yielded(tokens, tokenizer)
     contents = [{"index": index, "meta_info": dict(meta)} for index in (0, 1, 0)]
     tokens_by_id = DecodedTokens(tokenizer)
@@ -121,10 +122,7 @@ def test_the_first_chunk_of_each_choice_has_its_prompts(tokenizer: Any, tokens: 
             yield f"data: {json.dumps({'choices': [{'index': content['index'], 'logprobs': None}]})}\n\n"
         yield "data: [DONE]\n\n"
 
-    async def read() -> list[str]:
-        return [chunk async for chunk in echoed.annotate(stream())]
-
-    *chunks, end = asyncio.run(read())
+    *chunks, end = [chunk async for chunk in echoed.annotate(stream())]
     assert end == "data: [DONE]\n\n"
     first, second, third = (json.loads(chunk.removeprefix("data: "))["choices"][0]["logprobs"] for chunk in chunks)
     assert first == second == to_openai_style_logprobs(**theirs, tokenizer=tokenizer).model_dump()

@@ -1,14 +1,21 @@
-"""The metrics page of a real server: correct counts, of bounded size."""
+"""Health and metrics of a real server: correct counts, of bounded size."""
 
+import asyncio
 import re
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
 from asking import MODEL, asked, complete
+from fastapi import FastAPI
+from in_loop import in_loop
 from metrics_page import TABLES, MetricsPage, documented, metric
 from running import HTTP, Server, wait_until
+
+from outrider.server.http.routes import health
 
 ENDLESS = {"model": MODEL, "prompt": "Count: 1, 2, 3,", "max_tokens": 3000, "ignore_eos": True}
 
@@ -34,6 +41,30 @@ def test_the_metrics_of_sglang_in_the_table_are_there(server: Server) -> None:
     assert len(named) > 8
     missing = {name for name in named if name not in families and name.removesuffix("_total") not in families}
     assert missing <= {"sglang:num_retracted_requests_total"}  # appears with the first one
+
+
+def test_health_and_ready_generate_no_tokens(server: Server) -> None:
+    before = metric(server.url, "sglang:prompt_tokens_total")
+    assert HTTP.get(server.url + "/health").json() == {"status": "ok", "dead_processes": []}
+    assert HTTP.get(server.url + "/ready").json() == {"status": "ready"}
+    assert metric(server.url, "sglang:prompt_tokens_total") == before
+
+
+@in_loop
+async def test_a_scrape_does_not_wait_for_clients_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All threads of the loop are busy with grammars."""
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    app, done = FastAPI(), threading.Event()
+    health.install_metrics(app)
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    checking = loop.run_in_executor(None, done.wait)
+    try:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+            assert (await client.get("/metrics")).status_code == 200
+    finally:
+        done.set()
+        await checking
 
 
 def test_requests_are_counted_by_outcome(server: Server) -> None:
@@ -108,14 +139,12 @@ def test_decoded_tokens_are_the_answers_tokens(server: Server) -> None:
 
 
 def test_clients_cannot_make_series(server: Server) -> None:
-    """Paths, models and ids are odd, a thousand of them."""
+    """Paths, models and ids are odd, two hundred of them."""
 
     def series() -> set[tuple[str, tuple[tuple[str, str], ...]]]:
-        return {
-            (sample.name, tuple(sorted(sample.labels.items())))
-            for family in MetricsPage(server.url).families.values()
-            for sample in family.samples
-        }
+        families = MetricsPage(server.url).families.values()
+        samples = [sample for family in families for sample in family.samples]
+        return {(sample.name, tuple(sorted(sample.labels.items()))) for sample in samples}
 
     with httpx.Client(base_url=server.url, timeout=60) as client:
 
@@ -124,7 +153,8 @@ def test_clients_cannot_make_series(server: Server) -> None:
             headers = {"X-Request-Id": name, "X-Custom-Labels": f'{{"tenant": "{name}"}}', "X-Smg-Routing-Key": name}
             body = {"model": name, "prompt": "x", "max_tokens": 1, "user": name}
             client.post(f"/v1/{name}", json=body, headers=headers)
-            client.get(f"/{name}?{name}={name}", headers=headers)
+            for path in (f"/{name}?{name}={name}", f"/v1/models/{name}", "/v1/models", "/outrider/live"):
+                client.get(path, headers=headers)
             client.post("/v1/completions", json=body, headers=headers)
             if number % 50 == 0:
                 client.post("/v1/completions", json=body | {"model": MODEL}, headers=headers)
@@ -132,5 +162,8 @@ def test_clients_cannot_make_series(server: Server) -> None:
         odd(0)
         before = series()
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(odd, range(1000)))
+            list(pool.map(odd, range(200)))
     assert series() == before
+    counted = {dict(labels)["path"] for name, labels in before if name == "outrider_http_requests_total"}
+    assert counted >= {"/v1/models", "/outrider/live", "/v1/completions", "other"}
+    assert not [path for path in counted if "odd" in path]

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from asking import unread
 from metrics_page import MetricsPage
 from running import HTTP, ForkedServer, Server, free_port, wait_until
 from small_target import SmallTarget
@@ -78,19 +79,14 @@ def test_bodies_that_never_end_take_no_place_and_are_closed(guarded_server: Guar
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/outrider/live", "/health", "/ready", "/docs/", "/"])
-def test_a_foreign_host_is_refused_everywhere(guarded_server: Guarded, path: str) -> None:
+def test_foreign_hosts_are_refused_everywhere_and_no_request_is_redirected(guarded_server: Guarded, path: str) -> None:
     for url in (guarded_server.url, guarded_server.metrics_url):
         answer = HTTP.get(url + path, headers={"Host": "evil.example"})
-        assert answer.status_code == 421
-        assert answer.json()["error"]["code"] == "misdirected_request"
+        assert (answer.status_code, answer.json()["error"]["code"]) == (421, "misdirected_request")
         assert "location" not in answer.headers
-
-
-def test_no_request_is_redirected(guarded_server: Guarded) -> None:
-    for path in ("/docs/", "/v1/models/", "/outrider/live/"):
-        answer = HTTP.get(guarded_server.url + path)
-        assert answer.status_code == 404
-        assert "location" not in answer.headers
+    slashed = HTTP.get(guarded_server.url + path.rstrip("/") + "/")
+    assert (slashed.status_code == 404) == (path != "/")
+    assert "location" not in slashed.headers
 
 
 def test_a_foreign_page_cannot_send_requests_without_a_preflight(guarded_server: Guarded) -> None:
@@ -108,9 +104,8 @@ def test_a_foreign_page_cannot_send_requests_without_a_preflight(guarded_server:
 def test_sglang_takes_no_orders_from_headers(guarded_server: Guarded) -> None:
     """SGLang would refuse them, or change the answer."""
     for path, body in (("completions", SHORT), ("chat/completions", CHAT)):
-        url = f"{guarded_server.url}/v1/{path}"
-        plain = HTTP.post(url, json=body, timeout=60).json()
-        ordered = HTTP.post(url, json=body, headers=ORDERS, timeout=60)
+        plain = guarded_server.server.post(path, body)
+        ordered = HTTP.post(f"{guarded_server.url}/v1/{path}", json=body, headers=ORDERS, timeout=60)
         assert ordered.status_code == 200, ordered.text
         assert ordered.json().keys() == plain.keys()
         assert ordered.json()["choices"] == plain["choices"]
@@ -150,21 +145,12 @@ def test_health_fails_while_the_engine_stalls_with_requests(guarded_server: Guar
     assert "no step has ended" in server.output()
     assert "makes progress again" in server.output()
 
-    scheduler.suspend()
-    time.sleep(2 * STEP_SECONDS)
-    assert server.status("/health") == 200
-    scheduler.resume()
-
 
 def test_health_does_not_fail_for_a_slow_reader(guarded_server: Guarded) -> None:
     messages = [{"role": "user", "content": "Count."}]
     body = {"messages": messages, "max_tokens": 400, "ignore_eos": True, "stream": True}
-    content = json.dumps(body | {"logprobs": True, "top_logprobs": 20}).encode()
-    with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect(("127.0.0.1", guarded_server.server.port))
-        head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-        client.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{head}".encode() + content)
+    body |= {"logprobs": True, "top_logprobs": 20}
+    with unread(guarded_server.server, "/v1/chat/completions", body):
         wait_until(lambda: guarded_server.metric("outrider_requests_in_flight") == 1, 30)
         wait_until(lambda: guarded_server.metric("sglang:num_running_reqs") == 0, 60)
         until = time.monotonic() + 2 * STEP_SECONDS

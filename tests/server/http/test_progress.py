@@ -99,13 +99,9 @@ def test_requests_that_only_wait_are_none(engine: Engine) -> None:
     assert engine.asked == 0  # the engine answers, but does no work
 
 
-def test_a_client_that_reads_nothing_is_no_stall(engine: Engine) -> None:
-    engine.send("one", finished=True)
-    assert engine.after(3 * SECONDS) is None
-
-
-def test_requests_in_the_tokenizer_are_not_the_engines(engine: Engine) -> None:
-    engine.send("one", dispatched=False)
+@pytest.mark.parametrize("state", [{"finished": True}, {"dispatched": False}], ids=["slow reader", "in the tokenizer"])
+def test_requests_that_are_not_the_engines_are_no_stall(engine: Engine, state: dict[str, bool]) -> None:
+    engine.send("one", **state)
     assert engine.after(3 * SECONDS) is None
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import openai
 import pytest
 from asking import MODEL
-from pydantic import BaseModel, ConfigDict
 from running import Server
 from two_tools import TOOLS
 
@@ -73,57 +72,6 @@ def test_speculation_and_logprobs(tool_server: Server) -> None:
         assert {len(entry.top_logprobs) for entry in entries} == {2}
     traced = [token for event in events for token in (getattr(event, "speculation", None) or {}).get("trace", ())]
     assert "".join(token["token"] for token in traced) == whole.output_text
-
-
-def test_calls_and_their_results(tool_server: Server) -> None:
-    client = tool_server.client()
-    turns: list[Any] = [{"role": "user", "content": "What is the weather in Paris, and where is a hotel?"}]
-    asked = ASKED | {"tools": FUNCTIONS, "max_output_tokens": 160}
-    whole = client.responses.create(**asked | {"input": turns, "tool_choice": "required"})
-    final, events = streamed(client, asked | {"input": turns, "tool_choice": "required"})
-    calls = [item for item in whole.output if item.type == "function_call"]
-    assert calls
-    assert [(item.name, item.arguments) for item in final.output if item.type == "function_call"] == [
-        (call.name, call.arguments) for call in calls
-    ]
-    done = [event for event in events if event.type == "response.function_call_arguments.done"]
-    assert [(event.name, event.arguments) for event in done] == [(call.name, call.arguments) for call in calls]
-    turns += whole.output
-    turns += [{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"} for call in calls]
-    after = client.responses.create(**asked | {"input": turns, "tool_choice": "none"})
-    assert after.usage.input_tokens > whole.usage.input_tokens
-    hotel = {"type": "function", "name": "find_hotel"}
-    chosen = client.responses.create(**asked | {"input": turns, "tool_choice": hotel})
-    assert {item.name for item in chosen.output if item.type == "function_call"} == {"find_hotel"}
-
-
-def test_structured_output(client: openai.OpenAI) -> None:
-    class Person(BaseModel):
-        model_config = ConfigDict(extra="forbid")
-        age: int
-
-    asked = ASKED | {"input": "Invent a person.", "max_output_tokens": 64, "temperature": 1}
-    response = client.responses.parse(**asked, text_format=Person, extra_body={"seed": 3})
-    assert isinstance(response.output_parsed, Person)
-    with client.responses.stream(**asked, text_format=Person, extra_body={"seed": 3}) as stream:
-        pieces = [event.delta for event in stream if event.type == "response.output_text.delta"]
-        assert stream.get_final_response().output_parsed == response.output_parsed
-    assert "".join(pieces) == response.output_text
-    format_ = {"format": {"type": "json_object"}}
-    assert client.responses.create(**ASKED, text=format_).output_text.lstrip().startswith("{")
-
-
-def test_earlier_answers_go_back_in(client: openai.OpenAI) -> None:
-    first = client.responses.create(**ASKED)
-    turns = [{"role": "user", "content": STORY}, *first.output, {"role": "user", "content": "Go on."}]
-    second = client.responses.create(**ASKED | {"input": turns})
-    messages = [
-        {"role": "user", "content": STORY},
-        {"role": "assistant", "content": first.output_text},
-        {"role": "user", "content": "Go on."},
-    ]
-    chat = client.chat.completions.create(model=MODEL, messages=messages, max_tokens=24, temperature=0)
-    assert second.output_text == chat.choices[0].message.content
 
 
 @pytest.mark.parametrize(

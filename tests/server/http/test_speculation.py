@@ -1,13 +1,10 @@
 """Speculation data of answers: counts, acceptance, and each token's source."""
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from asking import MODEL
 from metrics_page import metric
-from running import HTTP, Server
+from running import Server
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionResponse, CompletionResponse
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
@@ -28,20 +25,32 @@ class Bytes:
         self.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         self.backend_tokenizer.decoder = decoders.ByteLevel()
 
-    def content(self, text: str, shown: str | None = None, *, ended: bool = True) -> dict[str, Any]:
-        """The engine's output for an answer `text`, cut to `shown`."""
+    def content(self, text: str, *, ended: bool = True) -> dict[str, Any]:
+        """The engine's output for an answer."""
         ids = self.backend_tokenizer.encode(text).ids
         makers = [(LOOKUP, 0.5)] * (len(ids) - 1) + [(TARGET, float("nan"))]
         meta = {KEY: makers, "finish_reason": {"type": "stop"} if ended else None}
-        return {"text": text if shown is None else shown, "output_ids": ids, "meta_info": meta}
+        return {"text": text, "output_ids": ids, "meta_info": meta}
 
 
-def test_the_last_token_of_a_character_has_its_text() -> None:
+@pytest.mark.parametrize(
+    ("text", "changes", "tokens"),
+    [
+        ("aé☃", {}, ["a", "", "é", "", "", "☃"]),  # a character's last token has its text
+        ("one two", {"text": "one "}, ["o", "n", "e", " ", "", "", ""]),  # a stop string is cut off
+        ("a☃", {"text": "a�", "output_ids": slice(-1)}, ["a", "", "�"]),  # an end within a character
+    ],
+)
+def test_each_token_has_its_text_and_source(text: str, changes: dict[str, Any], tokens: list[str]) -> None:
     tokenizer = Bytes()
-    entries = TokenTrace(tokenizer).follow(tokenizer.content("aé☃"))
-    assert [entry["token"] for entry in entries] == ["a", "", "é", "", "", "☃"]
-    assert [entry["source"] for entry in entries] == ["lookup"] * 5 + ["target"]
-    assert [entry["confidence"] for entry in entries] == [0.5] * 5 + [None]
+    content = tokenizer.content(text)
+    for name, value in changes.items():
+        content[name] = content[name][value] if isinstance(value, slice) else value
+    entries = TokenTrace(tokenizer).follow(content)
+    assert [entry["token"] for entry in entries] == tokens
+    if not changes:
+        assert [entry["source"] for entry in entries] == ["lookup"] * (len(tokens) - 1) + ["target"]
+        assert [entry["confidence"] for entry in entries] == [0.5] * (len(tokens) - 1) + [None]
 
 
 def test_pieces_of_a_stream_together_are_the_whole() -> None:
@@ -62,20 +71,6 @@ def test_a_token_without_a_record_has_no_entry() -> None:
     assert "".join(entry["token"] for entry in entries) == "déjà vu"
 
 
-def test_text_cut_off_by_a_stop_string_belongs_to_no_token() -> None:
-    tokenizer = Bytes()
-    entries = TokenTrace(tokenizer).follow(tokenizer.content("one two", "one "))
-    assert [entry["token"] for entry in entries] == ["o", "n", "e", " ", "", "", ""]
-
-
-def test_an_end_within_a_character_is_the_last_tokens() -> None:
-    tokenizer = Bytes()
-    content = tokenizer.content("a☃")
-    content["output_ids"], content["text"] = content["output_ids"][:-1], "a�"
-    entries = TokenTrace(tokenizer).follow(content)
-    assert [entry["token"] for entry in entries] == ["a", "", "�"]
-
-
 def test_totals_of_several_choices_are_one_usage_and_no_acceptance() -> None:
     meta = {
         "spec_num_correct_drafts": 4,
@@ -92,23 +87,10 @@ def test_totals_of_several_choices_are_one_usage_and_no_acceptance() -> None:
     assert body["metrics"]["speculative_decoding"]["acceptance_histogram"] == [1, 0, 2, 0, 0]
 
 
-def stream(server: Server, path: str, **body: Any) -> Iterator[dict[str, Any]]:
-    request = {"model": MODEL, "stream": True, "stream_options": {"include_usage": True}} | body
-    with HTTP.stream("POST", f"{server.url}/v1/{path}", json=request, timeout=60) as response:
-        for line in response.iter_lines():
-            if line.startswith("data: {"):
-                yield json.loads(line.removeprefix("data: "))
-
-
 def ask(server: Server, path: str = "completions", **body: Any) -> dict[str, Any]:
-    answer = HTTP.post(f"{server.url}/v1/{path}", json={"model": MODEL} | body, timeout=60)
-    assert answer.status_code == 200, answer.text
-    (ChatCompletionResponse if path.startswith("chat") else CompletionResponse).model_validate(answer.json())
-    return answer.json()
-
-
-def trace_of(choice: dict[str, Any]) -> list[dict[str, Any]]:
-    return choice["speculation"]["trace"]
+    answer = server.post(path, body)
+    (ChatCompletionResponse if path.startswith("chat") else CompletionResponse).model_validate(answer)
+    return answer
 
 
 def test_usage_equals_the_servers_counters(server: Server) -> None:
@@ -123,7 +105,7 @@ def test_usage_equals_the_servers_counters(server: Server) -> None:
 
 def test_acceptance_as_aiperf_checks_it(server: Server) -> None:
     asked = {"prompt": REPEATING, "max_tokens": 40, "temperature": 0}
-    *_, last = stream(server, "completions", **asked)
+    *_, last = server.stream("completions", asked | {"stream_options": {"include_usage": True}})
     for answer in (ask(server, **asked), last):
         statistics = answer["metrics"]["speculative_decoding"]
         histogram, steps = statistics["acceptance_histogram"], statistics["num_spec_steps"]
@@ -140,7 +122,7 @@ def test_acceptance_as_aiperf_checks_it(server: Server) -> None:
 def test_without_speculation_no_drafts_are_counted(server: Server) -> None:
     answer = ask(server, prompt=REPEATING, max_tokens=8, temperature=0, speculation={"enabled": False, "trace": True})
     assert set(answer["usage"]["completion_tokens_details"].values()) == {0}
-    assert {entry["source"] for entry in trace_of(answer["choices"][0])} == {"target"}
+    assert {entry["source"] for entry in answer["choices"][0]["speculation"]["trace"]} == {"target"}
 
 
 def test_a_trace_changes_no_token_and_names_every_one(server: Server) -> None:
@@ -149,7 +131,7 @@ def test_a_trace_changes_no_token_and_names_every_one(server: Server) -> None:
     choice = traced["choices"][0]
     assert choice["token_ids"] == plain["choices"][0]["token_ids"]
     assert "speculation" not in plain["choices"][0]
-    entries = trace_of(choice)
+    entries = choice["speculation"]["trace"]
     assert len(entries) == len(choice["token_ids"])
     assert "".join(entry["token"] for entry in entries) == choice["text"]
     drafted = [entry for entry in entries if entry["source"] != "target"]
@@ -167,7 +149,7 @@ def test_the_trace_is_streamed_with_its_text(server: Server, more: dict[str, Any
     message = {"role": "user", "content": "Repeat three times in a row: 日本語 and again ☃."}
     asked = {"messages": [message], "max_tokens": 32, "temperature": 0} | more | TRACE
     texts, entries = {}, {}
-    for chunk in stream(server, "chat/completions", **asked):
+    for chunk in server.stream("chat/completions", asked):
         for choice in chunk["choices"]:
             index = choice["index"]
             texts[index] = texts.get(index, "") + (choice["delta"].get("content") or "")
@@ -177,12 +159,13 @@ def test_the_trace_is_streamed_with_its_text(server: Server, more: dict[str, Any
     whole = ask(server, "chat/completions", **asked)["choices"]
     assert [choice["message"]["content"] for choice in whole] == [texts[index] for index in sorted(texts)]
     for index, choice in enumerate(whole):
-        assert len(trace_of(choice)) == len(entries[index])
-        assert {entry["source"] for entry in trace_of(choice)} <= set(MAKERS)
+        trace = choice["speculation"]["trace"]
+        assert len(trace) == len(entries[index])
+        assert {entry["source"] for entry in trace} <= set(MAKERS)
 
 
 def test_a_stream_without_trace_or_usage_is_sglangs(server: Server) -> None:
-    chunks = list(stream(server, "completions", prompt="Hello", max_tokens=4, stream_options=None))
+    chunks = [*server.stream("completions", {"prompt": "Hello", "max_tokens": 4})]
     assert all("speculation" not in chunk["choices"][0] and "metrics" not in chunk for chunk in chunks)
 
 
@@ -190,8 +173,6 @@ def test_a_stream_without_trace_or_usage_is_sglangs(server: Server) -> None:
 def test_an_answer_may_fill_the_cache(server: Server, enabled: bool) -> None:
     """There is no room for another step's drafts."""
     body = {"prompt": [100 + number % 400 for number in range(4040)], "ignore_eos": True, "temperature": 0}
-    body |= {"model": MODEL, "max_tokens": 4096 - 4040, "speculation": {"enabled": enabled}}
-    answer = HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120)
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["choices"][0]["finish_reason"] == "length"
-    assert 20 <= answer.json()["usage"]["completion_tokens"] <= 56
+    answer = server.post("completions", body | {"max_tokens": 4096 - 4040, "speculation": {"enabled": enabled}})
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert 20 <= answer["usage"]["completion_tokens"] <= 56

@@ -7,39 +7,33 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from certificates import certificate
+from refusals import refuses
 from running import wait_until
+from served_app import say_ok, server_of
 
-from outrider.server.errors import UserError
 from outrider.server.http.connections import tls
-from outrider.server.http.connections.acceptor import OpenConnections
-from outrider.server.http.connections.connection import protocol
 from outrider.server.http.connections.tls import Tls
-from outrider.server.http.listen import Server, bind
+from outrider.server.http.listen import bind
 from outrider.server.settings.settings import Settings
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
-
-
 ASKED, LEFT = threading.Event(), threading.Event()
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    if scope["path"] == "/wait":
-        await receive()
-        ASKED.set()
-        assert (await receive())["type"] == "http.disconnect"
-        LEFT.set()
-    else:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"ok"})
+    if scope["path"] != "/wait":
+        return await say_ok(scope, receive, send)
+    await receive()
+    ASKED.set()
+    assert (await receive())["type"] == "http.disconnect"
+    LEFT.set()
 
 
 @contextlib.contextmanager
@@ -47,9 +41,7 @@ def served(settings: Settings) -> Iterator[str]:
     """The address of an app with these settings' TLS, watched as in the server."""
     tls = Tls.of(settings)
     assert tls is not None
-    listener = bind("127.0.0.1", 0)
-    config = uvicorn.Config(app, log_level="error", lifespan="off", http=protocol(5.0))
-    server = Server(config, OpenConnections(8), tls)
+    listener, server = bind("127.0.0.1", 0), server_of(app, 5.0, 8, tls)
 
     async def main() -> None:
         watching = asyncio.create_task(tls.watch())
@@ -64,6 +56,20 @@ def served(settings: Settings) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(20)
+
+
+def admitted(url: str, trusted: str, clients: Sequence[tuple[str, str] | None]) -> list[bool]:
+    """Whether each client, with its certificate and key or none, is answered."""
+    answers = []
+    for client in clients:
+        context = ssl.create_default_context(cafile=trusted)
+        if client is not None:
+            context.load_cert_chain(*client)
+        try:
+            answers.append(httpx.get(url, verify=context).text == "ok")
+        except httpx.TransportError:
+            answers.append(False)
+    return answers
 
 
 def subject(url: str) -> str:
@@ -81,23 +87,21 @@ def test_a_client_that_trusts_the_certificate_is_answered(tmp_path: Path) -> Non
             httpx.get(url.replace("https", "http"))
 
 
-def test_only_clients_with_a_signed_certificate(tmp_path: Path) -> None:
+def test_changed_authorities_are_loaded_and_revoked_ones_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "POLL_SECONDS", 0.05)
     crt, key = certificate(tmp_path, "server")
-    authority, _ = certificate(tmp_path, "authority")
-    known = certificate(tmp_path, "client", signed_by="authority")
-    unknown = certificate(tmp_path, "stranger")
-    with served(Settings(ssl_certfile=crt, ssl_keyfile=key, ssl_ca_certs=authority)) as url:
-
-        def ask(client: tuple[str, str] | None) -> str:
-            context = ssl.create_default_context(cafile=crt)
-            if client is not None:
-                context.load_cert_chain(*client)
-            return httpx.get(url, verify=context).text
-
-        assert ask(known) == "ok"
-        for client in (None, unknown):
-            with pytest.raises(httpx.TransportError):
-                ask(client)
+    first, second = (certificate(tmp_path, f"authority-{number}")[0] for number in "12")
+    signed = [certificate(tmp_path, f"client-{number}", signed_by=f"authority-{number}") for number in "12"]
+    clients, trusted = [*signed, certificate(tmp_path, "stranger"), None], tmp_path / "trusted.crt"
+    shutil.copy(first, trusted)
+    with served(Settings(ssl_certfile=crt, ssl_keyfile=key, ssl_ca_certs=str(trusted))) as url:
+        assert admitted(url, crt, clients) == [True, False, False, False]
+        trusted.write_text("damaged")
+        assert admitted(url, crt, clients) == [True, False, False, False]
+        shutil.copy(second, trusted)
+        wait_until(lambda: admitted(url, crt, clients) == [False, True, False, False], 10)
 
 
 @pytest.mark.parametrize("says_so", [False, True])
@@ -132,40 +136,10 @@ def test_a_renewed_certificate_is_loaded_and_a_bad_one_is_not(tmp_path: Path, mo
         assert httpx.get(url, verify=ssl.create_default_context(cafile=new_crt)).text == "ok"
 
 
-def test_changed_authorities_are_loaded_and_revoked_ones_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tls, "POLL_SECONDS", 0.05)
-    crt, key = certificate(tmp_path, "server")
-    first, second = (certificate(tmp_path, f"authority-{number}")[0] for number in "12")
-    clients = [certificate(tmp_path, f"client-{number}", signed_by=f"authority-{number}") for number in "12"]
-    trusted = tmp_path / "trusted.crt"
-    shutil.copy(first, trusted)
-    with served(Settings(ssl_certfile=crt, ssl_keyfile=key, ssl_ca_certs=str(trusted))) as url:
-
-        def admitted() -> list[bool]:
-            answers = []
-            for client in clients:
-                context = ssl.create_default_context(cafile=crt)
-                context.load_cert_chain(*client)
-                try:
-                    answers.append(httpx.get(url, verify=context).text == "ok")
-                except httpx.TransportError:
-                    answers.append(False)
-            return answers
-
-        assert admitted() == [True, False]
-        trusted.write_text("damaged")
-        assert admitted() == [True, False]
-        shutil.copy(second, trusted)
-        wait_until(lambda: admitted() == [False, True], 10)
-
-
 def test_an_encrypted_key_needs_its_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     crt, key = certificate(tmp_path, "server", password="a-password")
     settings = Settings(ssl_certfile=crt, ssl_keyfile=key)
-    with pytest.raises(UserError, match="OUTRIDER_SSL_KEYFILE_PASSWORD"):
-        Tls.of(settings)
+    refuses("OUTRIDER_SSL_KEYFILE_PASSWORD", Tls.of, settings)
     monkeypatch.setenv("OUTRIDER_SSL_KEYFILE_PASSWORD", "a-password")
     with served(settings) as url:
         assert httpx.get(url, verify=ssl.create_default_context(cafile=crt)).text == "ok"
@@ -184,9 +158,7 @@ def test_mismatched_files_are_refused_before_the_start(tmp_path: Path) -> None:
         ({"ssl_certfile": crt, "ssl_keyfile": key, "ssl_ca_certs": str(text)}, "--ssl-ca-certs"),
         ({"ssl_certfile": crt, "ssl_keyfile": key, "ssl_ca_certs": "/no/such/file"}, "--ssl-ca-certs"),
     ):
-        with pytest.raises(UserError, match=message) as raised:
-            Tls.of(Settings(**files))
-        assert "\n" not in str(raised.value)
+        refuses(message, Tls.of, Settings(**files))
     assert Tls.of(Settings()) is None
 
 

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from outrider.server.http.errors import ApiError
 from outrider.server.http.keys.access import KeyUsage
 from outrider.server.http.keys.admission import RequestAdmission
-from outrider.server.http.keys.key_file import Key
+from outrider.server.http.keys.key_file import Key, RequestRate
 from outrider.server.http.keys.token_limits import DAY_SECONDS, MINUTE_SECONDS, DayCount, ServerClock, TokenWindow
 
 MIDNIGHT = 20000 * DAY_SECONDS
 
 
+@dataclass
 class Time:
     """Seconds since 1970; the test advances it."""
 
-    def __init__(self, now: float = MIDNIGHT + 3600.0) -> None:
-        self.now = now
+    now: float = MIDNIGHT + 3600.0
 
     def __call__(self) -> float:
         return self.now
@@ -35,8 +35,13 @@ class Choice:
     output_ids: list[int] = field(default_factory=list)
 
 
-def key_usage_of(time: Time, **limits: Any) -> KeyUsage:
-    return KeyUsage(Key(name="k", digest=b"", **limits), time)
+def key_usage_of(time: Time | None = None, **limits: Any) -> KeyUsage:
+    return KeyUsage(Key(name="k", digest=b"", **limits), time or Time())
+
+
+def today(key_usage: KeyUsage) -> int:
+    """Tokens taken today."""
+    return key_usage.day.taken(key_usage.clock())
 
 
 def begun(key_usage: KeyUsage) -> RequestAdmission:
@@ -166,8 +171,7 @@ def test_concurrent_requests_never_exceed_a_window(
 
 
 def test_a_request_reserves_its_maximum_and_returns_the_rest() -> None:
-    time = Time()
-    key_usage = key_usage_of(time, tokens_per_minute=100)
+    key_usage = key_usage_of(tokens_per_minute=100)
     first = begun(key_usage)
     assert first.reserve(10, 1, 60, 1000, None) == 60
     second = begun(key_usage)
@@ -177,32 +181,29 @@ def test_a_request_reserves_its_maximum_and_returns_the_rest() -> None:
     assert second.reserve(10, 1, 20, 1000, None) == 20
     first.opened("a", Choice(output_ids=[1, 2, 3]))
     first.closed("a")
-    assert key_usage.minute.taken(time.now) == 100  # the answer has not ended
+    assert key_usage.minute.taken(key_usage.clock()) == 100  # the answer has not ended
     first.end()
-    assert key_usage.minute.taken(time.now) == 13 + 30
+    assert key_usage.minute.taken(key_usage.clock()) == 13 + 30
     assert key_usage.under_way == 1
 
 
 def test_an_aborted_answer_counts_when_the_engine_has_released_it() -> None:
-    time = Time()
-    key_usage = key_usage_of(time, tokens_per_day=100)
-    key_usage.begin()
-    admission, seen = RequestAdmission(key_usage), []
+    key_usage = key_usage_of(tokens_per_day=100)
+    admission, seen = begun(key_usage), []
     admission.on_released.append(lambda released: seen.append(released.tokens))
     admission.reserve(10, 1, 60, 1000, None)
     state = Choice(output_ids=[1] * 5)
     admission.opened("a", state)
     admission.end()
-    assert (key_usage.day.taken(time.now), seen, key_usage.under_way) == (70, [], 0)
+    assert (today(key_usage), seen, key_usage.under_way) == (70, [], 0)
     state.output_ids += [1] * 3
     admission.closed("a")
-    assert key_usage.day.taken(time.now) == 18
+    assert today(key_usage) == 18
     assert [(tokens.prompt, tokens.completion) for tokens in seen] == [(10, 8)]
 
 
 def test_requests_that_never_ran_are_free() -> None:
-    time = Time()
-    key_usage = key_usage_of(time, tokens_per_day=100)
+    key_usage = key_usage_of(tokens_per_day=100)
     for waited in (False, True):
         admission = begun(key_usage)
         admission.reserve(10, 1, 60, 1000, None)
@@ -211,40 +212,32 @@ def test_requests_that_never_ran_are_free() -> None:
             admission.closed("a")
             admission.never_read("a")
         admission.end()
-        assert key_usage.day.taken(time.now) == 0
+        assert today(key_usage) == 0
 
 
 def test_states_that_sglang_leaves_are_forgotten() -> None:
-    forgotten, time = [], Time()
-    key_usage = key_usage_of(time, tokens_per_day=100)
-    admission = begun(key_usage)
-    admission.reserve(10, 1, 60, 1000, None)
+    key_usage = key_usage_of(tokens_per_day=100)
+    for running, used in ((True, 12), (False, 24)):
+        forgotten, admission = [], begun(key_usage)
 
-    def forget(request_id: str) -> None:
-        forgotten.append(request_id)
-        admission.closed(request_id)
+        def forget(name: str, forgotten: list[str] = forgotten, admission: RequestAdmission = admission) -> None:
+            forgotten.append(name)
+            admission.closed(name)
 
-    admission.forget = forget
-    admission.opened("left", Choice(dispatched=False))
-    admission.opened("done", Choice(output_ids=[1, 2]))
-    admission.closed("done")
-    admission.opened("running", Choice())
-    admission.end()
-    assert forgotten == ["left"]
-    assert key_usage.day.taken(time.now) == 70
-    assert admission.places == 1
-    admission.closed("running")
-    assert admission.places == 0
-    assert key_usage.day.taken(time.now) == 12
-
-    admission = begun(key_usage)
-    admission.forget = forget
-    admission.reserve(10, 1, 60, 1000, None)
-    admission.opened("left", Choice(dispatched=False))
-    admission.opened("done", Choice(output_ids=[1, 2]))
-    admission.closed("done")
-    admission.end()
-    assert key_usage.day.taken(time.now) == 24
+        admission.forget = forget
+        admission.reserve(10, 1, 60, 1000, None)
+        admission.opened("left", Choice(dispatched=False))
+        admission.opened("done", Choice(output_ids=[1, 2]))
+        admission.closed("done")
+        if running:
+            admission.opened("running", Choice())
+        admission.end()
+        assert forgotten == ["left"]
+        assert admission.places == running
+        if running:
+            assert today(key_usage) == 70
+            admission.closed("running")
+        assert (admission.places, today(key_usage)) == (0, used)
 
 
 @pytest.mark.parametrize(
@@ -260,42 +253,36 @@ def test_states_that_sglang_leaves_are_forgotten() -> None:
 def test_without_max_tokens_the_limits_bound_an_answer(
     limits: dict[str, int], most: int | None, answer: int | None
 ) -> None:
-    key_usage = key_usage_of(Time(), **limits)
-    key_usage.begin()
-    assert RequestAdmission(key_usage).reserve(10, 1, None, 300, most) == answer
+    assert begun(key_usage_of(**limits)).reserve(10, 1, None, 300, most) == answer
 
 
 def test_several_prompts_share_a_requests_limit() -> None:
-    key_usage = key_usage_of(Time(), max_tokens_per_request=100)
-    admission = begun(key_usage)
+    admission = begun(key_usage_of(max_tokens_per_request=100))
     admission.add_choices(2, 2)
-    answers = [admission.reserve(10, 2, None, 1000, None) for _ in range(2)]
-    assert answers == [20, 20]
+    assert [admission.reserve(10, 2, None, 1000, None) for _ in range(2)] == [20, 20]
 
 
 def test_a_prompt_that_is_sent_for_each_choice_counts_once() -> None:
     """With a seed SGLang gets a prompt for each choice."""
-    time = Time()
-    key_usage = key_usage_of(time, tokens_per_day=1000)
+    key_usage = key_usage_of(tokens_per_day=1000)
     admission = begun(key_usage)
     admission.add_choices(3, 2)
     for _ in range(6):
         admission.reserve(10, 1, 5, 1000, None)
-    assert key_usage.day.taken(time.now) == 2 * 10 + 6 * 5
+    assert today(key_usage) == 2 * 10 + 6 * 5
 
 
 @pytest.mark.parametrize("limits", [{"max_tokens_per_request": 50}, {"tokens_per_minute": 50}, {"tokens_per_day": 50}])
 def test_requests_above_the_limit_are_refused_for_good(limits: dict[str, int]) -> None:
-    key_usage = key_usage_of(Time(), **limits)
-    key_usage.begin()
+    admission = begun(key_usage_of(**limits))
     for prompt, answer in ((10, 41), (50, None), (60, 1)):
-        refusal = refused(RequestAdmission(key_usage).reserve, prompt, 1, answer, 1000, None)
+        refusal = refused(admission.reserve, prompt, 1, answer, 1000, None)
         assert (refusal.status, refusal.code) == (400, "request_too_many_tokens")
         assert "one of key k may have 50" in refusal.message
 
 
 def test_each_choice_counts() -> None:
-    key_usage = key_usage_of(Time(), concurrency=4)
+    key_usage = key_usage_of(concurrency=4)
     first = begun(key_usage)
     first.add_choices(3, 1)
     second = begun(key_usage)
@@ -307,31 +294,31 @@ def test_each_choice_counts() -> None:
     second.end()
     first.end()
     assert key_usage.under_way == 0
-    key_usage.begin()
-    RequestAdmission(key_usage).add_choices(4, 1)
+    begun(key_usage).add_choices(4, 1)
 
 
-def test_headers_have_the_remaining_tokens() -> None:
+def test_headers_have_what_remains() -> None:
+    def remaining(what: str = "tokens") -> tuple[str, ...]:
+        shown = {name.decode(): value.decode() for name, value in key_usage.headers()}
+        return tuple(shown[f"x-ratelimit-{part}-{what}"] for part in ("limit", "remaining", "reset"))
+
     time = Time(MIDNIGHT + DAY_SECONDS - 3723.5)
-    key_usage = key_usage_of(time, tokens_per_minute=100, tokens_per_day=120)
-    assert dict(key_usage.headers()) == {
-        b"x-ratelimit-limit-tokens": b"100",
-        b"x-ratelimit-remaining-tokens": b"100",
-        b"x-ratelimit-reset-tokens": b"0s",
-    }
+    key_usage = key_usage_of(time, tokens_per_minute=100, tokens_per_day=120, rate=RequestRate(3, 3600))
+    assert remaining() == ("100", "100", "0s")
+    assert remaining("requests") == ("3", "3", "0s")
+    key_usage.begin()
     key_usage.take(50)
     time.now += 1.5
     key_usage.take(30)
-    assert dict(key_usage.headers())[b"x-ratelimit-reset-tokens"] == b"1m0s"
+    assert remaining() == ("100", "20", "1m0s")
+    assert remaining("requests") == ("3", "2", "59m59s")
     time.now += 59.25
-    assert dict(key_usage.headers())[b"x-ratelimit-remaining-tokens"] == b"40"
-    assert dict(key_usage.headers())[b"x-ratelimit-reset-tokens"] == b"1h1m3s"
-    assert dict(key_usage_of(time).headers()) == {}
+    assert remaining() == ("120", "40", "1h1m3s")
+    assert dict(key_usage_of().headers()) == {}
 
 
 def test_changed_limits_keep_the_usage() -> None:
-    time = Time()
-    key_usage = key_usage_of(time)
+    key_usage = key_usage_of()
     key_usage.take(70)
     key_usage.change(Key(name="k", digest=b"", tokens_per_minute=100, tokens_per_day=80))
     assert refused(key_usage.take, 31).message.startswith("key k may take 100 tokens a minute and has 30 left")

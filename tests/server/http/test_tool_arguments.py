@@ -7,13 +7,13 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
-from asking import MODEL
 from running import HTTP, Server
-from small_grammars import assert_refused, nested_repeats, small_schema
+from small_grammars import assert_refused, nested_repeats
 
 STRING = {"type": "string"}
 CITY = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
+ASKED = {"max_tokens": 100, "messages": [{"role": "user", "content": "Weather in Rome?"}]}
 WIDE = 8
 """White space that JSON may have in a row."""
 
@@ -23,10 +23,7 @@ def tool(name: str, parameters: Any = None, **fields: Any) -> dict[str, Any]:
 
 
 def post(server: Server, route: str = "chat/completions", **fields: Any) -> httpx.Response:
-    asked: dict[str, Any] = {"model": MODEL, "max_tokens": 100}
-    if route != "completions":
-        asked["messages"] = [{"role": "user", "content": "Weather in Rome?"}]
-    return HTTP.post(f"{server.url}/v1/{route}", json=asked | fields, timeout=60)
+    return HTTP.post(f"{server.url}/v1/{route}", json=ASKED | fields, timeout=60)
 
 
 def first_call(server: Server, **fields: Any) -> tuple[str, str, str]:
@@ -40,8 +37,8 @@ def first_call(server: Server, **fields: Any) -> tuple[str, str, str]:
 
 def streamed_call(server: Server, **fields: Any) -> tuple[str, str, str]:
     name = arguments = finish = ""
-    for line in post(server, stream=True, **fields).text.splitlines():
-        for part in json.loads(line[6:])["choices"] if line.startswith("data: {") else ():
+    for chunk in server.stream("chat/completions", ASKED | fields):
+        for part in chunk["choices"]:
             finish = part["finish_reason"] or finish
             for call in part["delta"].get("tool_calls") or ():
                 if call["index"] == 0:
@@ -54,7 +51,7 @@ def streamed_call(server: Server, **fields: Any) -> tuple[str, str, str]:
 def test_a_forced_call_follows_its_tools_schema(tool_server: Server, choice: Any) -> None:
     tools = [tool("find_hotel", CITY), tool("get_weather", CITY)]
     names = {"get_weather"} if choice == NAMED else {"find_hotel", "get_weather"}
-    for seed in range(4):
+    for seed in range(2):
         name, arguments, finish = first_call(tool_server, tools=tools, tool_choice=choice, temperature=1, seed=seed)
         assert name in names
         jsonschema.validate(json.loads(arguments), CITY)
@@ -73,7 +70,7 @@ def test_a_forced_call_follows_its_tools_schema(tool_server: Server, choice: Any
     ids=["none", "empty", "branches", "branches beside properties", "not enforced"],
 )
 def test_arguments_are_an_object(tool_server: Server, parameters: Any) -> None:
-    for seed in range(3):
+    for seed in range(2):
         asked = {"tools": [tool("get_weather", parameters)], "tool_choice": "required", "temperature": 1, "seed": seed}
         _, arguments, finish = streamed_call(tool_server, **asked)
         assert arguments.startswith("{")
@@ -83,7 +80,7 @@ def test_arguments_are_an_object(tool_server: Server, parameters: Any) -> None:
 
 def begins(server: Server, *texts: str) -> dict[str, int]:
     """Biases that make the model write these tokens."""
-    ids = [HTTP.post(f"{server.url}/v1/tokenize", json={"prompt": text}).json()["tokens"] for text in texts]
+    ids = [server.post("tokenize", {"prompt": text})["tokens"] for text in texts]
     return {str(tokens[-1]): 100 for tokens in ids}
 
 
@@ -100,10 +97,11 @@ def test_constants_come_through(tool_server: Server) -> None:
         assert (name, json.loads(arguments)) == ("get_weather", values)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("choice", ["auto", "required"])
-def test_unenforceable_schemas_of_strict_tools_are_refused(tool_server: Server, stream: bool, choice: str) -> None:
+@pytest.mark.parametrize(("choice", "stream"), [("auto", True), ("required", False)])
+def test_unenforceable_schemas_of_strict_tools_are_refused(tool_server: Server, choice: str, stream: bool) -> None:
     cases = {
+        "larger than": {"properties": {f"f{i}": STRING for i in range(4000)}},
+        "none": {"$ref": "#/$defs/none"},
         "uniqueItems": {"type": "array", "items": STRING, "uniqueItems": True},
         "maxLength": STRING | {"pattern": "^[a-z]+$", "maxLength": 3},
         "(?=": STRING | {"pattern": "(?=a)b"},
@@ -112,13 +110,23 @@ def test_unenforceable_schemas_of_strict_tools_are_refused(tool_server: Server, 
         "'properties' beside 'anyOf'": CITY | {"anyOf": [{"type": "object"}]},
         "'minimum' would be ignored": {"minimum": 3},
     }
+    good = tool("good", CITY, strict=True)
     for named, field in cases.items():
-        schema = {"type": "object", "properties": {"a": field}}
-        asked = {"tools": [tool("good", CITY, strict=True), tool("bad", schema, strict=True)], "tool_choice": choice}
+        schema = {"type": "object", "properties": {"a": field}, "required": ["a"]}
+        asked = {"tools": [good, tool("bad", schema, strict=True)], "tool_choice": choice}
         response = post(tool_server, stream=stream, **asked)
         assert_refused(response, "tools[1].function.parameters")
         assert named in response.text.replace('\\"', '"'), response.text
     assert post(tool_server, **asked | {"tool_choice": "none"}).status_code == 200
+    assert post(tool_server, tools=[good], tool_choice=choice, max_tokens=8).status_code == 200
+
+
+def test_a_slow_schema_of_a_tool_is_refused_by_its_place(tool_server: Server) -> None:
+    slow = {"type": "object", "properties": {"a": STRING | {"pattern": nested_repeats(8)}}, "required": ["a"]}
+    for others in ([], [tool("good", CITY, strict=True)]):
+        tools = [*others, tool("slow", slow, strict=True)]
+        response = post(tool_server, tools=tools, tool_choice="required", stream=True)
+        assert_refused(response, f"tools[{len(others)}].function.parameters", may_be_busy=True)
 
 
 def longest_space(text: str) -> int:
@@ -145,54 +153,17 @@ def test_a_call_that_is_cut_ends_for_its_length(tool_server: Server, choice: Any
     schema = {"type": "object", "properties": {"text": STRING | {"minLength": 900}}, "required": ["text"]}
     for strict in (False, True):
         asked = {"tools": [tool("get_weather", schema, strict=strict)], "tool_choice": choice, "max_tokens": 40}
-        choices = [post(tool_server, temperature=0, **asked).json()["choices"][0]]
-        lines = post(tool_server, temperature=0, stream=True, **asked).text.splitlines()
-        choices += [part for line in lines if line.startswith("data: {") for part in json.loads(line[6:])["choices"]]
-
-        assert {each["finish_reason"] for each in choices} == {None, "length"}
-    client = {"name": "get_weather", "input_schema": schema}
-    body = {"tools": [client], "tool_choice": {"type": "any"}, "max_tokens": 40}
-
-    assert post(tool_server, "messages", **body).json()["stop_reason"] == "max_tokens"
-    assert '"stop_reason":"max_tokens"' in post(tool_server, "messages", stream=True, **body).text
-    function = {"type": "function", "name": "get_weather", "parameters": schema}
-    body = {"input": "Weather?", "tools": [function], "tool_choice": "required", "max_output_tokens": 40}
-    for stream in (False, True):
-        response = HTTP.post(f"{tool_server.url}/v1/responses", json={"model": MODEL, "stream": stream, **body})
-
-        assert '"incomplete_details":{"reason":"max_output_tokens"}' in response.text
-        assert '"status":"incomplete"' in response.text
-
-
-def test_anchors_are_followed_without_a_warning(tool_server: Server) -> None:
-    for pattern, fits in (("^a$|^bc$", "a|bc"), ("^(a|bc)$", "a|bc"), ("^\\$[$^]$", "\\$[$^]")):
-        schema = {"type": "object", "properties": {"k": STRING | {"pattern": pattern}}, "required": ["k"]}
-        for asked in ({"json_schema": json.dumps(schema)}, {"regex": pattern}):
-            answer = post(tool_server, "completions", prompt="Say", **asked).json()
-            text = answer["choices"][0]["text"]
-            assert re.fullmatch(fits, json.loads(text)["k"] if "json_schema" in asked else text)
-    for pattern in ("a$b", "(^a|b)c", "x(?!y)"):
-        schema = {"type": "object", "properties": {"k": STRING | {"pattern": pattern}}}
-        refused = post(tool_server, "completions", prompt="Say", json_schema=json.dumps(schema))
-        assert_refused(refused, "json_schema")
-        assert_refused(post(tool_server, "completions", prompt="Say", regex=pattern), "regex")
-    assert not re.search("anchor|regex_converter|fsm_builder|Lookahead", tool_server.output())
+        assert post(tool_server, temperature=0, **asked).json()["choices"][0]["finish_reason"] == "length"
+        assert streamed_call(tool_server, temperature=0, **asked)[2] == "length"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_error_names_the_tool_with_an_unsupported_schema(tool_server: Server, stream: bool) -> None:
-    good = tool("good", json.loads(small_schema("name")), strict=True)
-    slow = {"type": "object", "properties": {"a": {"type": "string", "pattern": nested_repeats(8)}}, "required": ["a"]}
-    for tools, index in (([tool("slow", slow, strict=True)], 0), ([good, tool("slow", slow, strict=True)], 1)):
-        response = post(tool_server, tools=tools, tool_choice="required", stream=stream)
-        assert_refused(response, f"tools[{index}].function.parameters", may_be_busy=True)
-    missing = tool(
-        "missing", {"type": "object", "properties": {"a": {"$ref": "#/$defs/none"}}, "required": ["a"]}, strict=True
-    )
-    response = post(tool_server, tools=[good, missing], tool_choice="required", stream=stream)
-    assert_refused(response, "tools[1].function.parameters")
-    large = tool(
-        "large", {"type": "object", "properties": {f"f{i}": {"type": "string"} for i in range(4000)}}, strict=True
-    )
-    assert_refused(post(tool_server, tools=[large]), "tools[0].function.parameters")
-    assert post(tool_server, tools=[good], tool_choice="required", max_tokens=8).status_code == 200
+def test_other_apis_say_that_a_call_is_cut(tool_server: Server, stream: bool) -> None:
+    schema = {"type": "object", "properties": {"text": STRING | {"minLength": 900}}, "required": ["text"]}
+    asked = {"tools": [{"name": "get_weather", "input_schema": schema}], "tool_choice": {"type": "any"}}
+    assert '"stop_reason":"max_tokens"' in post(tool_server, "messages", stream=stream, max_tokens=40, **asked).text
+    function = {"type": "function", "name": "get_weather", "parameters": schema}
+    body = {"input": "Weather?", "tools": [function], "tool_choice": "required", "max_output_tokens": 40}
+    response = HTTP.post(f"{tool_server.url}/v1/responses", json=body | {"stream": stream}, timeout=60)
+    assert '"incomplete_details":{"reason":"max_output_tokens"}' in response.text
+    assert '"status":"incomplete"' in response.text

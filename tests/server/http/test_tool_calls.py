@@ -60,8 +60,7 @@ def test_calls_are_the_same_streamed_and_whole_with_drafts_and_without(tool_serv
 def test_requests_without_sampling_get_the_recommended_one(tool_server: Server, route: str) -> None:
     def text(**sampling: float) -> str:
         asked = {"prompt": PROMPT} if route == "completions" else {"messages": [{"role": "user", "content": PROMPT}]}
-        body = {**asked, "max_tokens": 24, "seed": 5, **sampling}
-        choice = HTTP.post(f"{tool_server.url}/v1/{route}", json=body, timeout=60).json()["choices"][0]
+        choice = tool_server.post(route, {**asked, "max_tokens": 24, "seed": 5, **sampling})["choices"][0]
         return str(choice["text"] if route == "completions" else choice["message"]["content"])
 
     assert text() == text(temperature=0.2, top_p=0.9)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fastapi.responses import JSONResponse, StreamingResponse
+from message_events import assembled
 
 from outrider.server.http.answers.messages import MessageWriter
 from outrider.server.http.answers.responses import ResponsesWriter
@@ -18,17 +19,11 @@ from outrider.server.http.requests.protocol import ChatRequest
 from outrider.server.http.requests.responses import RESPONSES, ResponsesRequest
 
 HEAD = {"id": "7", "created": 1, "model": "small"}
+DETAILS = {"reasoning_tokens": 2, "accepted_prediction_tokens": 1, "rejected_prediction_tokens": 3}
 USAGE = {
-    "prompt_tokens": 9,
-    "completion_tokens": 5,
-    "total_tokens": 14,
-    "prompt_tokens_details": {"cached_tokens": 4},
-    "completion_tokens_details": {
-        "reasoning_tokens": 2,
-        "accepted_prediction_tokens": 1,
-        "rejected_prediction_tokens": 3,
-    },
-}
+    "prompt_tokens": 9, "completion_tokens": 5, "total_tokens": 14, "prompt_tokens_details": {"cached_tokens": 4},
+    "completion_tokens_details": DETAILS,
+}  # fmt: skip
 CALLS = [
     {"index": index, "id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
     for index, (name, arguments) in enumerate([("f", '{"x": 123456789012345678901234567890}'), ("g", "{}")])
@@ -37,16 +32,11 @@ PARTS: dict[str, list[dict[str, Any]]] = {
     "text": [{"content": " A"}, {"content": "  "}, {"content": "fox. "}],
     "space": [{"content": "\n"}, {"content": " "}],
     "all": [
-        {"reasoning_content": "Let"},
-        {"reasoning_content": " me"},
-        {"content": "\n\n"},
-        {"content": "Well.\n"},
-        {"tool_calls": [CALLS[0]]},
-        {"content": "\n"},
-        {"tool_calls": [CALLS[1]]},
+        {"reasoning_content": "Let"}, {"reasoning_content": " me"}, {"content": "\n\n"}, {"content": "Well.\n"},
+        {"tool_calls": [CALLS[0]]}, {"content": "\n"}, {"tool_calls": [CALLS[1]]},
     ],
     "calls": [{"content": "\n\n"}, {"tool_calls": CALLS}],
-}
+}  # fmt: skip
 
 
 def writers() -> list[tuple[Writer, Dialect]]:
@@ -97,11 +87,15 @@ def test_streams_end_as_whole_answers(parts: list[dict[str, Any]], finish: str) 
     for (of_whole, dialect), (of_stream, _) in zip(writers(), writers(), strict=True):
         answer = whole(parts, finish, of_whole, dialect)
         sent = events(stream(parts, finish), of_stream, dialect)
-        assert of_stream.whole() | {"created_at": 0, "completed_at": 0} == of_whole.whole() | {
-            "created_at": 0,
-            "completed_at": 0,
-        }
-        if dialect is RESPONSES:
+        times = {"created_at": 0, "completed_at": 0}
+        assert of_stream.whole() | times == of_whole.whole() | times
+        if dialect is MESSAGES:
+            made = assembled(sent)
+            assert (made["content"], made["stop_reason"]) == (answer["content"], answer["stop_reason"])
+        else:
+            calls = [item["arguments"] for item in answer["output"] if item["type"] == "function_call"]
+            done = "response.function_call_arguments.done"
+            assert [event["arguments"] for event in sent if event["type"] == done] == calls
             assert sent[-1]["response"]["output"] == answer["output"]
             assert [event["item"] for event in sent if event["type"] == "response.output_item.done"] == answer["output"]
 

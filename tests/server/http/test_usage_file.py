@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from refusals import refuses
 
-from outrider.server.errors import UserError
 from outrider.server.http.keys import usage_file
 from outrider.server.http.keys.access import Access
 from outrider.server.http.keys.token_limits import DAY_SECONDS
@@ -44,8 +44,7 @@ def test_usage_of_the_day_outlives_a_restart(tmp_path: Path) -> None:
     kept, access = started()
     access._key_usages[1].take(70)
     kept.write(access.used_today())
-    with pytest.raises(UserError, match=r"another server keeps its usage in .* --usage-file"):
-        UsageFile(path)
+    refuses(r"another server keeps its usage in .* --usage-file", UsageFile, path)
     access._key_usages[1].take(1)
     kept.close(access)
     kept, access = started()
@@ -91,11 +90,9 @@ def test_a_file_of_usage_that_cannot_be_used(tmp_path: Path, caplog: pytest.LogC
     path = tmp_path / "usage.json"
     for text in ("", "[]", '{"day": "x", "tokens": {}}', '{"day": "2026-01-01", "tokens": {"a": -1}}', "[" * 99999):
         path.write_text(text)
-        with pytest.raises(UserError, match="is no file of usage, or damaged; remove it"):
-            usage_file.read(path)
+        refuses("is no file of usage, or damaged; remove it", usage_file.read, path)
     path.unlink()
-    with pytest.raises(UserError, match="cannot write"):
-        UsageFile(Path("/proc/none/usage.json"))
+    refuses("cannot write", UsageFile, Path("/proc/none/usage.json"))
 
     kept, access = UsageFile(path), Access(None, keys_file(tmp_path), clock=Time())
     path.mkdir()  # a folder cannot be replaced

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
+from refusals import refuses
 
-from outrider.server.errors import UserError
 from outrider.server.machine import threads, topology
 from outrider.server.machine.topology import Core, Topology
 from outrider.server.settings.settings import Settings
@@ -42,8 +42,7 @@ def test_requested_threads() -> None:
     available = len(topology.here().cpus)
     assert Settings(device="cpu", threads=available).resolved_threads == available
     for wrong in (0, available + 1):
-        with pytest.raises(UserError, match=f"--threads is a number from 1 to {available}, not {wrong}"):
-            Settings(device="cpu", threads=wrong)
+        refuses(f"--threads is a number from 1 to {available}, not {wrong}", Settings, device="cpu", threads=wrong)
 
 
 def test_threads_get_cores_of_their_own_where_one_is_left() -> None:

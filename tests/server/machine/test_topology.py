@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from refusals import refuses
 
 from outrider.server.errors import UserError
 from outrider.server.machine import topology
@@ -119,8 +120,7 @@ def test_engines_get_a_node_each_or_even_parts() -> None:
 
 def test_engines_and_their_threads_are_checked() -> None:
     cores = len(topology.here().cores)
-    with pytest.raises(UserError, match=f"--engines is a number from 1 to {cores}, not {cores + 1}"):
-        Settings(device="cpu", engines=cores + 1)
+    refuses(f"--engines is a number from 1 to {cores}, not {cores + 1}", Settings, device="cpu", engines=cores + 1)
     each = Settings(device="cpu", engines=cores)
     assert each.resolved_engines == cores
     with pytest.raises(UserError, match="--threads is a number from 1 to"):

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import tiny_families
 import torch
+from asking import accepted_tokens
 from gguf_models import PROMPT, greedy
-from metrics_page import metric
-from running import HTTP, ForkedServer, Server
+from running import ForkedServer, Server
 
 from outrider.server.model.families import SERVED
 
@@ -43,7 +43,7 @@ def test_answers_equal_transformers(architecture: str, tmp_path: Path, request: 
             assert choice["token_ids"] == free[0]
             assert_close(choice["logprobs"]["token_logprobs"], free[1])
             assert ask(server, speculates, {"logit_bias": bias})["token_ids"] == biased[0]
-        assert drafted(server) > 0
+        assert accepted_tokens(server) > 0
         one_call = f"{model.config.get_text_config().num_hidden_layers} layers run in one call" in server.output()
         assert one_call == (architecture in tiny_families.IN_ONE_CALL)
 
@@ -53,13 +53,7 @@ def ask(server: Server, speculates: bool, more: dict[str, Any]) -> dict[str, Any
         "model": "tiny", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True,
         "return_token_ids": True, "speculation": {"enabled": speculates}, **more,
     }  # fmt: skip
-    answer = HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120)
-    assert answer.status_code == 200, answer.text
-    return answer.json()["choices"][0]
-
-
-def drafted(server: Server) -> float:
-    return metric(server.url, "outrider_accepted_tokens_total")
+    return server.post("completions", body)["choices"][0]
 
 
 def assert_close(served: list[float], expected: list[float]) -> None:

@@ -10,13 +10,13 @@ import pytest
 import tiny_gguf
 import torch
 from gguf_models import LLAMA_3, LLAMA_3_FACTORS, MODELS, PROMPT, logprobs
+from refusals import refuses
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from outrider.kernels.blocks import KINDS, BlockRows, BlockWeight
 from outrider.kernels.cpu import native
 from outrider.kernels.int8 import StackedWeight, multiply
 from outrider.kernels.linear import pack, packed_linear
-from outrider.server.errors import UserError
 from outrider.server.model import gguf_architectures, gguf_model, target
 from outrider.server.plugin.loading.gguf_weights import FLOATS, GgufWeights
 
@@ -151,8 +151,7 @@ def test_llama_3_scaling_is_found_in_its_factors(tmp_path: Path) -> None:
     parameters = AutoConfig.from_pretrained(target.find(str(file)).path).rope_parameters
     assert parameters == pytest.approx(LLAMA_3)
     odd = tiny_gguf.write(tmp_path / "odd.gguf", more={"rope_freqs.weight": LLAMA_3_FACTORS[::-1].copy()})
-    with pytest.raises(UserError, match="are not Llama 3's"):
-        target.find(str(odd))
+    refuses("are not Llama 3's", target.find, str(odd))
 
 
 @pytest.mark.parametrize(
@@ -174,10 +173,7 @@ def test_tokenizer(tmp_path: Path, split: str, digits: list[str]) -> None:
 
 def test_files_that_cannot_be_served(tmp_path: Path) -> None:
     def fails(file: Path) -> str:
-        with pytest.raises(UserError) as error:
-            target.find(str(file))
-        assert "\n" not in str(error.value)
-        return str(error.value)
+        return refuses("", target.find, str(file))
 
     file = tiny_gguf.write(tmp_path / "whole.gguf")
     content, cut = file.read_bytes(), tmp_path / "cut.gguf"
@@ -223,8 +219,7 @@ def test_a_split_file(tmp_path: Path) -> None:
     first, second = (tmp_path / f"tiny-Q4_1-0000{n}-of-00002.gguf" for n in (1, 2))
     whole = tiny_gguf.write(tmp_path / "whole.gguf")
     tiny_gguf.write(first, only=lambda name: not name.startswith("blk.1."), fields={"split.count": 2})
-    with pytest.raises(UserError, match=r"is one of 2 parts, and .* has no tiny-Q4_1-00002-of-00002.gguf"):
-        target.find(str(first))
+    refuses(r"is one of 2 parts, and .* has no tiny-Q4_1-00002-of-00002.gguf", target.find, str(first))
     tiny_gguf.write(second, only=lambda name: name.startswith("blk.1."), fields={"split.count": 2})
     model = target.find(str(second))
     assert (model.name, model.folder) == ("tiny-Q4_1", target.find(str(first)).folder)

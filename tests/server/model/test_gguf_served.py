@@ -6,7 +6,7 @@ import gguf_models
 import pytest
 import torch
 from gguf_models import PROMPT
-from running import HTTP, ForkedServer
+from running import ForkedServer
 
 SERVED = (
     "qwen3moe", "qwen3", "qwen2", "smollm3", "granite", "gemma3", "phi3", "phi3-long", "phi3-partial", "olmo2", "yarn",
@@ -41,13 +41,10 @@ def test_answers_equal_transformers(name: str, tmp_path: Path, request: pytest.F
                 "model": "tiny", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "logprobs": 3,
                 "ignore_eos": True, "speculation": {"enabled": speculates},
             }  # fmt: skip
-            answer = HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120)
-            assert answer.status_code == 200, answer.text
-            logprobs = answer.json()["choices"][0]["logprobs"]["token_logprobs"]
+            logprobs = server.post("completions", body)["choices"][0]["logprobs"]["token_logprobs"]
             torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(expected), atol=2e-4, rtol=1e-4)
             if name == TURN_END:
-                body["ignore_eos"] = False
-                ended = HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120).json()
+                ended = server.post("completions", body | {"ignore_eos": False})
                 assert ended["choices"][0]["finish_reason"] == "stop"
                 assert ended["usage"]["completion_tokens"] == whole + 1
         if name in IN_ONE_CALL:

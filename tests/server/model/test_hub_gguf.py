@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import tiny_gguf
+from refusals import refuses
 
-from outrider.server.errors import UserError
 from outrider.server.model import hub_gguf
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -122,10 +122,8 @@ def test_the_file_of_no_type() -> None:
     files = ["m-Q2_K.gguf", "m-Q4_K_M.gguf", "m-IQ4_K_M.gguf"]
     assert hub_gguf._choose("a/b", files, None) == ["m-Q4_K_M.gguf"]
     assert hub_gguf._choose("a/b", files[:1], None) == ["m-Q2_K.gguf"]
-    with pytest.raises(UserError, match="has 1 of the 3 parts"):
-        hub_gguf._choose("a/b", ["m-00001-of-00003.gguf"], None)
-    with pytest.raises(UserError, match="has no GGUF file"):
-        hub_gguf._choose("a/b", [], None)
+    refuses("has 1 of the 3 parts", hub_gguf._choose, "a/b", ["m-00001-of-00003.gguf"], None)
+    refuses("has no GGUF file", hub_gguf._choose, "a/b", [], None)
 
 
 @pytest.mark.parametrize(

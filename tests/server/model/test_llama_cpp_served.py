@@ -6,7 +6,7 @@ from typing import Any
 import llama_cpp
 import pytest
 import torch
-from running import HTTP, ForkedServer, Server
+from running import ForkedServer, Server
 from transformers import AutoTokenizer
 
 from outrider.server.model import bundled_model, target
@@ -29,9 +29,7 @@ def served(server: Server, prompts: list[list[int]], tokenizer: Any, likeliest: 
     rows = []
     for ids, tokens in zip(prompts, likeliest, strict=True):
         body = {"model": bundled_model.NAME, "prompt": ids, "max_tokens": 1, "temperature": 0, "logprobs": 20}
-        answer = HTTP.post(f"{server.url}/v1/completions", json=body, timeout=120)
-        assert answer.status_code == 200, answer.text
-        (likely,) = answer.json()["choices"][0]["logprobs"]["top_logprobs"]
+        (likely,) = server.post("completions", body)["choices"][0]["logprobs"]["top_logprobs"]
         rows.append([likely.get(tokenizer.decode([token]), float("nan")) for token in tokens.tolist()])
     return torch.tensor(rows)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import zmq
 from answering import Answering, hooked, keep_nothing, tokenizer
-from running import HTTP, ForkedServer, wait_until
+from running import ForkedServer, wait_until
 from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
 from sglang.srt.managers.io_struct import BatchTokenIDOutput, sock_recv, sock_send
 from sglang.srt.server_args import ServerArgs
@@ -128,9 +128,8 @@ def test_sglangs_processes_make_the_texts_when_requested(tmp_path: Path, small_t
         children = apart.children()
         assert {"scheduler", "detokenizer"} < {*children}
         body = {"prompt": "One, two", "max_tokens": 20, "temperature": 0, "return_token_ids": True, "ignore_eos": True}
-        choice = HTTP.post(f"{apart.url}/v1/completions", json=body, timeout=60).json()["choices"][0]
-        told = HTTP.post(f"{apart.url}/v1/detokenize", json={"tokens": choice["token_ids"]}).json()
-        assert told == {"text": choice["text"]}
+        choice = apart.post("completions", body)["choices"][0]
+        assert apart.post("detokenize", {"tokens": choice["token_ids"]}) == {"text": choice["text"]}
         children["detokenizer"].kill()
         assert apart.process.wait(30) == 1
         wait_until(lambda: not any(child.is_running() for child in children.values()), 5)

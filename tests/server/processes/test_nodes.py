@@ -12,7 +12,7 @@ import pytest
 import torch
 from asking import accepted_tokens
 from metrics_page import metric
-from running import HTTP, ForkedServer, Server, changed, free_port, wait_until
+from running import ForkedServer, Server, changed, free_port, wait_until
 from tiny_drafters import TINY, make_model, save_target
 from transformers import LlamaForCausalLM
 
@@ -32,9 +32,7 @@ class Nodes:
 
     def complete(self, prompt: list[int], **body: Any) -> dict[str, Any]:
         request = {"model": NAME, "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True, "return_token_ids": True}
-        answer = HTTP.post(f"{self.first.url}/v1/completions", json=request | body, timeout=120)
-        assert answer.status_code == 200, answer.text
-        return answer.json()["choices"][0]
+        return self.first.post("completions", request | body)["choices"][0]
 
     def all_tokens(self, *, speculate: bool, **body: Any) -> list[list[int]]:
         body |= {"speculation": {"enabled": speculate}}
@@ -117,9 +115,8 @@ def test_the_other_node_answers_probes(nodes: Nodes) -> None:
     second = nodes.second
     assert second.status("/health") == second.status("/ready") == 200
     assert metric(second.url, "outrider_info", model=NAME) == 1
-    refused = HTTP.post(f"{second.url}/v1/completions", json={"prompt": "x"}, timeout=10)
-    assert refused.status_code == 404
-    assert refused.json()["error"]["message"] == "this is node 1 of 2: node 0 takes requests"
+    refused = second.post("completions", {"prompt": "x"}, 404)
+    assert refused["error"]["message"] == "this is node 1 of 2: node 0 takes requests"
 
 
 def test_the_first_node_ends_all_and_the_other_waits_for_it(nodes: Nodes) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refuses
 
 from outrider.kernels.cpu import native
 from outrider.profiles import store
 from outrider.profiles.store import Profile
 from outrider.scheduler.cost.step_times import Point
-from outrider.server.errors import UserError
 from outrider.server.model import target
 from outrider.server.model.target import Model
 from outrider.server.settings import activations, profile_lookup
@@ -144,24 +144,20 @@ def test_without_integer_products_auto_is_float(smollm2: Model, kept: Path, monk
         cases = []
     for settings, model, reason in cases:
         assert with_activations(settings, model).activations == "float"
-        with pytest.raises(UserError, match=reason):
-            with_activations(replace(settings, activations="int8"), model)
+        refuses(reason, with_activations, replace(settings, activations="int8"), model)
     monkeypatch.setattr(activations.native, "available", lambda: False)
     assert with_activations(AUTO, smollm2).activations == "float"
-    with pytest.raises(UserError, match="compiled kernels"):
-        with_activations(replace(AUTO, activations="int8"), smollm2)
+    refuses("compiled kernels", with_activations, replace(AUTO, activations="int8"), smollm2)
     assert not kept.exists()
 
 
+@needs_kernels
 def test_a_choice_that_cannot_be_stored_is_refused(
     smollm2: Model, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not native.available():
-        pytest.skip("float without the compiled kernels")
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(activations, "cache_root", lambda: tmp_path / "file")
-    with pytest.raises(UserError, match="name float or int8"):
-        with_activations(AUTO, smollm2)
+    refuses("name float or int8", with_activations, AUTO, smollm2)
 
 
 def test_the_fingerprint_depends_on_the_activations(smollm2: Model) -> None:

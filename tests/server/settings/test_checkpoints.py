@@ -3,9 +3,11 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from profile_samples import profile
+from refusals import refuses
 from tiny_drafters import DFLASH, DIFFUSION
 from tiny_eagle import save_eagle
 
@@ -21,6 +23,11 @@ from outrider.server.settings.declared import CHECKPOINT_DRAFTERS
 from outrider.server.settings.settings import Settings
 
 OF_THE_MACHINE = {"device", "cores", "threads", "dtype", "instruction_set"}
+
+
+def found(**settings: Any) -> Settings:
+    """Settings of the embedded model, with its drafter."""
+    return checkpoints.with_drafter_path(Settings(**settings), target.find(None))
 
 
 def engine_of(profile: store.Profile) -> Fingerprint:
@@ -68,49 +75,44 @@ def test_a_checkpoint_that_the_drafter_cannot_use_is_refused(tmp_path: Path) -> 
         (tmp_path, "is unknown"),
         (tmp_path / "none", "has no config.json"),
     ):
-        with pytest.raises(UserError, match=message):
-            checkpoints.with_drafter_path(Settings(drafter="dflash", drafter_path=str(folder)), target.find(None))
+        refuses(message, found, drafter="dflash", drafter_path=str(folder))
 
 
 def test_our_drafter_models_come_with_the_embedded_model() -> None:
     for drafter in CHECKPOINT_DRAFTERS:
         if drafter not in ("eagle3", "dflash2", "mtp"):
-            path = checkpoints.with_drafter_path(Settings(drafter=drafter), target.find(None)).drafter_path
+            path = found(drafter=drafter).drafter_path
             assert drafter in registry.serving(networks.kind_of(str(path)))
 
 
 def test_an_eagle_head_has_to_be_named(tmp_path: Path) -> None:
     for kind in ("eagle3", "dflash2"):
-        with pytest.raises(UserError, match=rf"no {kind} drafter for .*; train one \(outrider train {kind} --target "):
-            checkpoints.with_drafter_path(Settings(drafter=kind), target.find(None))
+        refuses(rf"no {kind} drafter for .*; train one \(outrider train {kind} --target ", found, drafter=kind)
     folder = str(save_eagle(tmp_path))
-    settings = checkpoints.with_drafter_path(Settings(drafter_path=folder), target.find(None))
+    settings = found(drafter_path=folder)
     assert (settings.drafter, settings.drafter_path) == ("eagle3", folder)
-    with pytest.raises(UserError, match="holds an eagle3 drafter; serve it with --drafter eagle3"):
-        checkpoints.with_drafter_path(Settings(drafter="dspark", drafter_path=folder), target.find(None))
+    refuses("holds an eagle3 drafter; serve it with --drafter eagle3", found, drafter="dspark", drafter_path=folder)
 
 
 @pytest.mark.parametrize("drafter", ["deer", "specdiff"])
 def test_diffusion_drafters_take_each_others_checkpoints(tmp_path: Path, drafter: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DIFFUSION.to_json()))
-    settings = checkpoints.with_drafter_path(Settings(drafter=drafter, drafter_path=str(tmp_path)), target.find(None))
+    settings = found(drafter=drafter, drafter_path=str(tmp_path))
     assert settings.drafter_path == str(tmp_path)
     with pytest.raises(UserError, match="holds a diffusion drafter; serve it with --drafter deer or specdiff"):
-        checkpoints.with_drafter_path(Settings(drafter="dspark", drafter_path=str(tmp_path)), target.find(None))
+        found(drafter="dspark", drafter_path=str(tmp_path))
 
 
 def test_a_drafter_has_a_hub_name_and_a_description(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DFLASH.to_json()))
     asked = []
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: asked.append(name) or str(tmp_path))
-    settings = checkpoints.with_drafter_path(Settings(drafter_path="z-lab/Some-DFlash"), target.find(None))
+    settings = found(drafter_path="z-lab/Some-DFlash")
     assert (settings.drafter, settings.drafter_path) == ("dflash", str(tmp_path))
-    assert checkpoints.with_drafter_path(Settings(drafter_path=str(tmp_path)), target.find(None)) == settings
+    assert found(drafter_path=str(tmp_path)) == settings
     assert asked == ["z-lab/Some-DFlash"]
 
 
 def test_a_drafter_that_the_hub_cannot_give_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match=r"not in the local cache.*give --drafter-path a folder") as refused:
-        checkpoints.with_drafter_path(Settings(drafter_path="no-such/drafter"), target.find(None))
-    assert "\n" not in str(refused.value)
+    refuses("not in the local cache.*give --drafter-path a folder", found, drafter_path="no-such/drafter")

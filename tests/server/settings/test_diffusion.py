@@ -3,12 +3,11 @@
 from typing import Any
 
 import pytest
+from refusals import refuses
 
-from outrider.server.errors import UserError
 from outrider.server.model.target import Model
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.diffusion.target import DiffusionTarget
-from outrider.server.processes import sglang_args
 from outrider.server.settings.model_kinds import with_diffusion
 from outrider.server.settings.settings import Settings
 
@@ -49,27 +48,4 @@ def test_other_models_are_left_alone() -> None:
     ],
 )
 def test_incompatible_settings_are_refused(config: dict[str, Any], given: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError) as error:
-        found(config, **given)
-    assert says in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (("--dllm-algorithm", "LowConfidence"), "say --unmasking before the --"),
-        (("--dllm-algorithm-config", "x.yaml"), "say --unmasking before the --"),
-        (("--no-dllm-fdfo",), "--dllm-fdfo is not available here"),
-    ],
-)
-def test_sglangs_own_flags_for_it_are_refused(flags: tuple[str, ...], says: str) -> None:
-    with pytest.raises(UserError) as error:
-        sglang_args.parse_flags(flags)
-    assert says in str(error.value)
-
-
-@pytest.mark.parametrize("given", [{"unmasking": "best"}, {"unmasking_threshold": 1.5}, {"unmasking_tokens": 0}])
-def test_values_out_of_range_are_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="--unmasking"):
-        Settings(**given)
+    refuses(says, found, config, **given)

@@ -4,6 +4,7 @@ import importlib.util
 from typing import Any
 
 import pytest
+from refusals import refuses
 
 from outrider.server.errors import UserError
 from outrider.server.model import families
@@ -40,8 +41,7 @@ def test_flags_are_read_and_steps_cost_the_same() -> None:
     ],
 )
 def test_impossible_settings_are_refused_at_once(flags: tuple[str, ...], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Settings(device="cpu", sglang_flags=flags)
+    refuses(message, Settings, device="cpu", sglang_flags=flags)
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,9 @@ def test_options_that_need_one_server_are_refused_by_name(changes: dict[str, Any
 
 def test_models_with_more_than_keys_and_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings(device="cpu", sglang_flags=DECODE)
-    filling = Model(
-        "filling", "path", {"architectures": ["SDARForCausalLM"], "vocab_size": 8, "mask_token_id": 0}, None
-    )
+    config = {"architectures": ["SDARForCausalLM"], "vocab_size": 8, "mask_token_id": 0}
     with pytest.raises(UserError, match="is a block-diffusion model, which stays in one server; leave"):
-        model_kinds.with_diffusion(settings, filling)
+        model_kinds.with_diffusion(settings, Model("filling", "path", config, None))
     monkeypatch.setattr(families, "is_recurrent", lambda model: True)
     with pytest.raises(UserError, match="keeps a state of each request, which stays in one server; leave"):
         model_kinds.with_recurrent(settings, MODEL)

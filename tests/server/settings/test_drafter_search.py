@@ -1,6 +1,5 @@
 """`--drafter auto` finds a drafter in folders and in the hub's cache."""
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 import torch
+from refusals import refuses
 from safetensors.torch import load_file, save_file
 from tiny_drafters import BEHIND, DFLASH, DIFFUSION, TINY, make_diffusion, make_model, save_target
 from tiny_eagle import save_eagle
@@ -18,7 +18,6 @@ from tiny_mtp import save_mtp
 
 from outrider.drafters.block.checkpoint import save_compact, save_plain
 from outrider.server.cli import main
-from outrider.server.errors import UserError
 from outrider.server.model import target
 from outrider.server.settings import checkpoints, drafter_search, learning
 from outrider.server.settings.resolve import resolve
@@ -112,36 +111,30 @@ def test_a_requested_drafter_stays(folder: Path, hub: Callable[[str], Path]) -> 
         assert drafter_search.with_found_drafter(asked, model, pytest.fail) == asked
 
 
+def plain(config: Any, **changes: Any) -> Callable[[Path], object]:
+    """Save a drafter whose configuration has these changes."""
+    return lambda path: save_plain(make_model(replace(config, **changes)), path)
+
+
+def eagle(**changes: Any) -> Callable[[Path], object]:
+    return lambda path: save_eagle(path, **changes)
+
+
+def configured(text: str) -> Callable[[Path], object]:
+    """A folder with a config.json and no weights."""
+    return lambda path: (path.mkdir(parents=True), (path / "config.json").write_text(text))
+
+
+BEYOND = {"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "hidden size": (
-        lambda path: save_plain(make_model(dataclasses.replace(TINY, hidden_size=64)), path),
-        "hidden_size is 32, the drafter was trained for 64",
-    ),
-    "vocabulary": (
-        lambda path: save_plain(make_model(dataclasses.replace(DFLASH, vocab_size=80)), path),
-        "vocab_size is 96, the drafter was trained for 80",
-    ),
-    "layers": (
-        lambda path: save_plain(make_model(dataclasses.replace(BEHIND, num_target_layers=12)), path),
-        "num_hidden_layers is 6, the drafter was trained for 12",
-    ),
-    "layers of a head": (
-        lambda path: save_eagle(path, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 9]}),
-        r"target_layer_ids \[1, 3, 9\] must rise within 0..4",
-    ),
-    "vocabulary of a head": (lambda path: save_eagle(path, vocab_size=100), "trained for 100"),
-    "length": (
-        lambda path: save_plain(make_model(dataclasses.replace(TINY, gamma=2)), path),
-        "it drafts 2 tokens at most; say --gamma 2",
-    ),
-    "no weights": (
-        lambda path: (path.mkdir(parents=True), (path / "config.json").write_text(json.dumps(TINY.to_json()))),
-        "has no model.safetensors",
-    ),
-    "no drafter": (
-        lambda path: (path.mkdir(parents=True), (path / "config.json").write_text('{"architectures": ["Other"]}')),
-        "is unknown",
-    ),
+    "hidden size": (plain(TINY, hidden_size=64), "hidden_size is 32, the drafter was trained for 64"),
+    "vocabulary": (plain(DFLASH, vocab_size=80), "vocab_size is 96, the drafter was trained for 80"),
+    "layers": (plain(BEHIND, num_target_layers=12), "num_hidden_layers is 6, the drafter was trained for 12"),
+    "layers of a head": (eagle(eagle_config=BEYOND), r"target_layer_ids \[1, 3, 9\] must rise within 0..4"),
+    "vocabulary of a head": (eagle(vocab_size=100), "trained for 100"),
+    "length": (plain(TINY, gamma=2), "it drafts 2 tokens at most; say --gamma 2"),
+    "no weights": (configured(json.dumps(TINY.to_json())), "has no model.safetensors"),
+    "no drafter": (configured('{"architectures": ["Other"]}'), "is unknown"),
 }
 
 
@@ -204,9 +197,8 @@ def test_an_mtp_layer_that_cannot_draft_is_refused_with_the_reason(tmp_path: Pat
     assert "--learn does not train a target's own MTP layer" in take(folder, learn=True)[1]
 
     def refusal(**settings: Any) -> str:
-        with pytest.raises(UserError) as refused:
-            checkpoints.with_drafter_path(Settings(model=str(folder), drafter="mtp", **settings), model)
-        return str(refused.value)
+        asked = Settings(model=str(folder), drafter="mtp", **settings)
+        return refuses("", checkpoints.with_drafter_path, asked, model)
 
     file = folder / "model.safetensors"
     tensors = load_file(file)

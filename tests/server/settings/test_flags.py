@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from readme_tables import README, with_tables
+from refusals import refuses
 
-from outrider.server.errors import UserError
 from outrider.server.settings.declared import DRAFTERS
 from outrider.server.settings.flags import add_all_flags, add_engine_flags, served_settings_of, settings_of
 from outrider.server.settings.setting import FLAG, declared, name_of
@@ -75,14 +75,12 @@ def test_numbers_outside_their_bounds_are_refused(name: str, flag: object) -> No
         if name not in ("metrics_port", "port"):  # they must differ
             Settings(**{name: value} | ({"drafter": "dspark"} if name == "initial_tokens" else {}))
     for value in (math.nextafter(flag.bounds[0], -math.inf), flag.bounds[1] + 1, -math.inf, math.nan):
-        with pytest.raises(UserError, match=f"^{name_of(name)} is a number from "):
-            Settings(**{name: value})
+        refuses(f"^{name_of(name)} is a number from ", Settings, **{name: value})
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_values_that_are_no_choice_are_refused(name: str, parser: argparse.ArgumentParser) -> None:
-    with pytest.raises(UserError, match=f"^{name_of(name)} is one of "):
-        Settings(**{name: "nonsense"})
+    refuses(f"^{name_of(name)} is one of ", Settings, **{name: "nonsense"})
     with pytest.raises(SystemExit):
         parser.parse_args([name_of(name), "nonsense"])
 

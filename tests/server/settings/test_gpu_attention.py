@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from refusals import refuses
 
 from outrider.server.errors import UserError
 from outrider.server.model.target import Model
@@ -117,8 +118,7 @@ def test_a_requested_backend_that_fits_stays():
     ],
 )
 def test_the_error_says_that_no_backend_fits(capability, config, says):
-    with pytest.raises(UserError, match=says):
-        chosen(capability, config)
+    refuses(says, chosen, capability, config)
 
 
 def test_models_that_no_backend_serves_get_no_advice():

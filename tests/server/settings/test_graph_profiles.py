@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from profile_samples import profile
+from refusals import refuses
 
 from outrider.profiles import draft_graphs, store
 from outrider.profiles.draft_graphs import TEMPERATURES
@@ -85,10 +86,8 @@ def test_the_profile_that_fits_is_found_and_loaded(model: Model) -> None:
 def test_another_policy_or_block_has_another_profile(model: Model, given: dict[str, Any], says: str) -> None:
     save(model, found(model, **STATIC))
     assert profile_lookup.with_profile(found(model, **given), model)[1]
-    with pytest.raises(UserError) as error:
-        profile_lookup.with_profile(found(model, profile="mine", **given), model)
-    assert says in str(error.value)
-    assert "Measure this one: outrider tune" in str(error.value)
+    told = refuses(says, profile_lookup.with_profile, found(model, profile="mine", **given), model)
+    assert "Measure this one: outrider tune" in told
 
 
 def test_other_weights_have_another_profile(model: Model) -> None:
@@ -116,11 +115,8 @@ def test_graphs_that_were_calibrated_for_something_else_are_refused(
     model: Model, change: Callable[[list[dict[str, Any]]], Any], says: str, named: bool
 ) -> None:
     save(model, found(model, **STATIC), change)
-    with pytest.raises(UserError) as error:
-        profile_lookup.with_profile(found(model, profile="mine" if named else None, **STATIC), model)
-    assert says in str(error.value)
-    assert "outrider tune" in str(error.value)
-    assert "\n" not in str(error.value)
+    settings = found(model, profile="mine" if named else None, **STATIC)
+    assert "outrider tune" in refuses(says, profile_lookup.with_profile, settings, model)
 
 
 def test_a_profile_without_graphs_is_refused(model: Model) -> None:

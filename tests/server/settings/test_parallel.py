@@ -4,6 +4,7 @@ import socket
 from types import SimpleNamespace
 
 import pytest
+from refusals import refuses
 
 from outrider.server.errors import UserError
 from outrider.server.machine import topology
@@ -55,9 +56,7 @@ def test_sglang_reads_the_same(flags: tuple[str, ...]) -> None:
     ],
 )
 def test_impossible_settings_are_refused_at_once(flags: tuple[str, ...], message: str) -> None:
-    with pytest.raises(UserError) as refused:
-        Settings(device="cpu", sglang_flags=flags)
-    assert str(refused.value).startswith(message)
+    refuses(f"^{message}", Settings, device="cpu", sglang_flags=flags)
 
 
 def test_cores_are_divided_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,33 +68,14 @@ def test_cores_are_divided_once(monkeypatch: pytest.MonkeyPatch) -> None:
         Settings(device="cpu", sglang_flags=("--tp-size", "3"))
     with pytest.raises(UserError, match="--engines and --tp-size both divide its cores"):
         Settings(device="cpu", engines=2, sglang_flags=("--tp-size", "2"))
-    with pytest.raises(UserError, match="--engines share one machine"):
-        Settings(device="cpu", engines=2, sglang_flags=FOUR)
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--enable-dp-attention",), "--enable-dp-attention is not available here: all ranks verify the same drafts"),
-        (("--pp-size", "2"), "--pp-size is not available here: a step is planned as one forward of all layers"),
-    ],
-)
-def test_other_kinds_of_parallelism_are_refused_by_name(flags: tuple[str, ...], message: str) -> None:
-    from outrider.server.plugin import activate
-
-    activate()
-    from outrider.server.processes import sglang_args
-
-    with pytest.raises(UserError, match=message):
-        sglang_args.parse_flags(flags)
+    refuses("--engines share one machine", Settings, device="cpu", engines=2, sglang_flags=FOUR)
 
 
 def test_heads_that_ranks_cannot_share_are_refused() -> None:
     smollm2 = Model("SmolLM2", "path", {"num_attention_heads": 9, "num_key_value_heads": 3}, None)
     for ranks in (1, 3, 9):
         target.check_heads(smollm2, ranks)
-    with pytest.raises(UserError, match=r"9 attention heads and 3 .* --tp-size 2 .* possible are 1, 3, 9"):
-        target.check_heads(smollm2, 2)
+    refuses(r"9 attention heads and 3 .* --tp-size 2 .* possible are 1, 3, 9", target.check_heads, smollm2, 2)
     target.check_heads(Model("odd", "path", {"text_config": {}}, None), 2)
 
 
@@ -109,8 +89,7 @@ def test_each_node_has_its_part_of_weights_and_cache(monkeypatch: pytest.MonkeyP
     assert seen == [False]  # ranks have parts of layers
     monkeypatch.setattr(memory.hardware, "available_memory", lambda: 6 << 30)
     memory.plan(spread, model)
-    with pytest.raises(UserError, match="too little memory"):
-        memory.plan(Settings(device="cpu", dtype="float32"), model)
+    refuses("too little memory", memory.plan, Settings(device="cpu", dtype="float32"), model)
 
 
 def test_schedulers_are_placed_one_after_the_other() -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from refusals import refuses
 
 from outrider.server.errors import UserError
 from outrider.server.machine import hardware
@@ -35,8 +36,7 @@ def test_requests_are_bounded() -> None:
 
 def test_states_are_not_divided_over_ranks() -> None:
     spread = Settings(**CPU, sglang_flags=("--tp-size", "2"))
-    with pytest.raises(UserError, match="which --tp-size does not spread"):
-        with_recurrent(spread, model_of())
+    refuses("which --tp-size does not spread", with_recurrent, spread, model_of())
     llama = model_of(architectures=["LlamaForCausalLM"])
     assert with_recurrent(spread, llama) is spread
 

@@ -1,14 +1,14 @@
 """Settings, their translation to SGLang's, and the memory plan."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from refusals import refuses
 from tiny_drafters import DFLASH, DFLASH2
 
+from outrider.server.bench import simulate
 from outrider.server.bench.load import cli as load
 from outrider.server.cli import serve
 from outrider.server.cli.main import main
@@ -22,7 +22,7 @@ from outrider.server.settings.settings import Settings
 from outrider.server.tune import cli as tune
 
 CPU = {"device": "cpu", "dtype": "bfloat16"}
-COMMANDS = {"serve": serve, "tune": tune, "bench load": load}
+COMMANDS = {"serve": serve, "tune": tune, "bench load": load, "simulate --steps 9": simulate}
 FORMER = [(command, *moved) for command, module in COMMANDS.items() for moved in module.MOVED.items()]
 
 
@@ -31,16 +31,9 @@ def smollm2() -> Model:
     return target.find(None)
 
 
-def test_settings_are_known_without_torch() -> None:
-    code = "import sys; from outrider.server.cli import serve; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_a_drafter_for_each_key_needs_keys_and_a_cpu(monkeypatch: pytest.MonkeyPatch, smollm2: Model) -> None:
-    with pytest.raises(UserError, match="goes with --learn"):
-        Settings(learn_per="key")
-    with pytest.raises(UserError, match="goes with --api-keys"):
-        learning.with_start(Settings(**CPU, learn=True, learn_per="key"), smollm2)
+    refuses("goes with --learn", Settings, learn_per="key")
+    refuses("goes with --api-keys", learning.with_start, Settings(**CPU, learn=True, learn_per="key"), smollm2)
     given = Settings(**CPU, learn=True, learn_per="key", learn_keys=3, api_keys=Path("keys.toml"))
     started = learning.with_start(given, smollm2)
     assert (started.plugin_config.learn_keys, started.learned) == (3, "")
@@ -48,16 +41,13 @@ def test_a_drafter_for_each_key_needs_keys_and_a_cpu(monkeypatch: pytest.MonkeyP
     with pytest.raises(UserError, match="--learn-per key goes with --drafter dspark or dflash, not deer"):
         learning.with_start(replace(given, drafter="deer"), smollm2)
     monkeypatch.setattr(hardware, "has_gpu", lambda: True)
-    with pytest.raises(UserError, match="on a CPU so far"):
-        learning.with_start(replace(given, device="cuda"), smollm2)
+    refuses("on a CPU so far", learning.with_start, replace(given, device="cuda"), smollm2)
 
 
 def test_a_drafter_for_each_adapter_needs_adapters(smollm2: Model) -> None:
-    with pytest.raises(UserError, match="--learn-per adapter goes with --learn"):
-        Settings(learn_per="adapter", enable_lora=True)
+    refuses("--learn-per adapter goes with --learn", Settings, learn_per="adapter", enable_lora=True)
     given = Settings(**CPU, learn=True, learn_per="adapter", learn_keys=3)
-    with pytest.raises(UserError, match="goes with --lora-paths or --enable-lora"):
-        learning.with_start(given, smollm2)
+    refuses("goes with --lora-paths or --enable-lora", learning.with_start, given, smollm2)
     started = learning.with_start(replace(given, enable_lora=True), smollm2)
     assert (started.plugin_config.learn_keys, started.learned) == (3, "")
 
@@ -127,7 +117,11 @@ def test_the_kv_cache_is_sized_by_free_memory(smollm2: Model, monkeypatch: pytes
 
     def tokens(free_gib: float, **settings: object) -> int | None:
         monkeypatch.setattr(hardware, "available_memory", lambda: int(free_gib * 2**30))
-        return memory.plan(Settings(**CPU, **settings), smollm2).max_total_tokens
+        plan = memory.plan(Settings(**CPU, **settings), smollm2)
+        assert plan.reason.startswith(f"KV cache of {plan.max_total_tokens} tokens, ")
+        assert ("--max-total-tokens" in plan.reason) == ("max_total_tokens" in settings)
+        assert ("32 requests of 1024 tokens" in plan.reason) == (free_gib == 64 and not settings)
+        return plan.max_total_tokens
 
     assert tokens(64) == memory.REQUESTS * memory.REQUEST_TOKENS + memory.PREFIX_TOKENS
     assert tokens(64, max_running_requests=4) == 4 * memory.REQUEST_TOKENS + memory.PREFIX_TOKENS
@@ -135,18 +129,8 @@ def test_the_kv_cache_is_sized_by_free_memory(smollm2: Model, monkeypatch: pytes
     assert tokens(64, max_running_requests=1, context_length=100_000) == 100_000
     assert tokens(2.5) < tokens(64)
     assert tokens(4, max_total_tokens=1000) == 1000
-    with pytest.raises(UserError, match="too little memory"):
-        tokens(1)
-    with pytest.raises(UserError, match="lower --max-total-tokens"):
-        tokens(4, max_total_tokens=1_000_000)
-
-
-def test_size_of_the_kv_cache_is_explained(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "available_memory", lambda: 64 * 2**30)
-    reason = memory.plan(Settings(**CPU), smollm2).reason
-    assert reason.startswith("KV cache of 40960 tokens, ")
-    assert "32 requests of 1024 tokens" in reason
-    assert "--max-total-tokens" in memory.plan(Settings(**CPU, max_total_tokens=1000), smollm2).reason
+    refuses("too little memory", tokens, 1)
+    refuses("lower --max-total-tokens", tokens, 4, max_total_tokens=1_000_000)
 
 
 @pytest.fixture(scope="module")
@@ -175,13 +159,15 @@ def test_context_never_exceeds_the_cache(sglang_args, smollm2: Model) -> None:
         ({"max_queue_seconds": 0}, "--max-queue-seconds is a number from 0.1"),
         ({"max_request_seconds": -1}, "--max-request-seconds is a number from 0.1"),
         ({"max_stall_seconds": 0}, "--max-stall-seconds is a number from 1"),
+        ({"max_total_tokens": 255}, "--max-total-tokens is a number from 256"),
+        ({"unmasking_threshold": 1.5}, "--unmasking-threshold is a number from"),
+        ({"unmasking_tokens": 0}, "--unmasking-tokens is a number from 1"),
         ({"ssl_keyfile": "key"}, "need --ssl-certfile"),
         ({"ssl_ca_certs": "authorities"}, "need --ssl-certfile"),
     ],
 )
-def test_impossible_limits(values: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Settings(**values)
+def test_impossible_values(values: dict[str, object], message: str) -> None:
+    refuses(message, Settings, **values)
 
 
 def test_flags_for_sglang(sglang_args) -> None:
@@ -199,9 +185,13 @@ def test_flags_for_sglang(sglang_args) -> None:
         (["--grammar-backend", "llguidance"], "--grammar-backend llguidance is not available here: only xgrammar's"),
         (["--grammar-backend", "outlines"], "--grammar-backend outlines is not available here: only xgrammar's"),
         (["--no-such-flag"], "unrecognized arguments: --no-such-flag"),
+        (["--enable-dp-attention"], "--enable-dp-attention is not available here: all ranks verify the same drafts"),
+        (["--pp-size", "2"], "--pp-size is not available here: a step is planned as one forward of all layers"),
+        (["--dllm-algorithm", "LowConfidence"], "say --unmasking before the --"),
+        (["--dllm-algorithm-config", "x.yaml"], "say --unmasking before the --"),
+        (["--no-dllm-fdfo"], "--dllm-fdfo is not available here"),
     ):
-        with pytest.raises(UserError, match=message):
-            sglang_args.parse_flags(flags)
+        refuses(message, sglang_args.parse_flags, flags)
 
 
 @pytest.mark.parametrize("flags", [
@@ -211,8 +201,7 @@ def test_flags_for_sglang(sglang_args) -> None:
 ])  # fmt: skip
 def test_a_cache_restored_without_our_states_is_refused(sglang_args, flags: str) -> None:
     message = f"SGLang's {flags.split()[0]} is not available here: it brings back keys and values alone"
-    with pytest.raises(UserError, match=message):
-        sglang_args.parse_flags(flags.split())
+    refuses(message, sglang_args.parse_flags, flags.split())
 
 
 @pytest.mark.parametrize(("command", "flag", "replacement"), FORMER)

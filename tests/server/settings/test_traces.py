@@ -1,9 +1,11 @@
 """Destinations of traces."""
 
 import pytest
+from refusals import refuses
 
-from outrider.server.errors import UserError
 from outrider.server.settings import traces
+
+HTTP = {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
 
 
 @pytest.mark.parametrize(
@@ -13,11 +15,7 @@ from outrider.server.settings import traces
         ("http://collector:4317", {}, ("grpc", "http://collector:4317")),
         ("collector:4318", {}, ("http/protobuf", "http://collector:4318/v1/traces")),
         ("https://host/otlp/v1/traces", {}, ("http/protobuf", "https://host/otlp/v1/traces")),
-        (
-            "http://host:9",
-            {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
-            ("http/protobuf", "http://host:9/v1/traces"),
-        ),
+        ("http://host:9", HTTP, ("http/protobuf", "http://host:9/v1/traces")),
     ],
 )
 def test_the_protocol_is_that_of_the_address(
@@ -31,11 +29,9 @@ def test_the_protocol_is_that_of_the_address(
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traces, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"traces\.txt"):
-        traces.check("127.0.0.1:4317")
+    refuses(r"traces\.txt", traces.check, "127.0.0.1:4317")
 
 
 @pytest.mark.parametrize("endpoint", ["", "127.0.0.1:abc", "127.0.0.1:99999", "http://", ":4317"])
 def test_invalid_addresses_are_refused(endpoint: str) -> None:
-    with pytest.raises(UserError, match="HOST:4317"):
-        traces.check(endpoint)
+    refuses("HOST:4317", traces.check, endpoint)

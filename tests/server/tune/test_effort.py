@@ -5,9 +5,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from refusals import refuses
 
 from outrider.scheduler.buckets import TokenBuckets
-from outrider.server.errors import UserError
 from outrider.server.tune import cli
 from outrider.server.tune.diffusion import Rounds
 from outrider.server.tune.effort import MARGIN_STEPS, QUICK, THOROUGH, Capacity, Effort, Shape
@@ -19,12 +19,10 @@ def test_requested_effort() -> None:
     assert TuneRequest().effort == THOROUGH
     assert TuneRequest(quick=True).effort == QUICK
     assert TuneRequest(quick=True, rounds=5).effort.rounds == 5
-    assert TuneRequest(max_requests=6).effort.requests == (1, 2, 4, 6)
-    assert TuneRequest(max_requests=64).effort.requests == (1, 2, 4, 8, 16, 32, 64)
-    assert TuneRequest(max_requests=256).effort.requests == (1, 2, 4, 8, 16, 32, 64, 128, 256)
-    assert TuneRequest(max_requests=65).effort.requests == (1, 2, 4, 8, 16, 32, 64, 65)
-    assert TuneRequest(max_requests=33).effort.requests == (1, 2, 4, 8, 16, 32, 33)
     assert TuneRequest(quick=True, max_requests=4).effort.requests == (1, 2, 4)
+    for most, last in ((6, (6,)), (33, (32, 33)), (64, (64,)), (65, (64, 65)), (256, (256,))):
+        powers = [2**n for n in range(9) if 2**n < last[0]]
+        assert TuneRequest(max_requests=most).effort.requests == (*powers, *last)
 
 
 def test_a_server_without_a_limit_measures_the_requested_numbers() -> None:
@@ -53,9 +51,7 @@ def test_impossible_options(option: str, value: object) -> None:
 def test_impossible_flags(flags: list[str], message: str) -> None:
     parser = argparse.ArgumentParser()
     cli.add_arguments(parser)
-    with pytest.raises(UserError) as refused:
-        cli.run(parser.parse_args(flags))
-    assert str(refused.value) == message
+    assert refuses("", cli.run, parser.parse_args(flags)) == message
 
 
 def test_shapes_fit_the_engine() -> None:
@@ -79,15 +75,16 @@ def test_a_shape_ends_within_the_context(context: int) -> None:
         assert 1 <= shape.context <= context - (THOROUGH.steps + MARGIN_STEPS) * rounds.step - rounds.block
 
 
-def test_the_longest_prompt_that_fits_replaces_longer_ones() -> None:
+@pytest.mark.parametrize(
+    ("context", "prompts"),
+    [
+        *((2048, [128, 1024]), (1069, [128, 1024]), (1024, [128, 979]), (301, [128, 256])),
+        *((300, [128]), (100, [55]), (45, [])),
+    ],
+)
+def test_the_longest_prompt_that_fits_replaces_longer_ones(context: int, prompts: list[int]) -> None:
     """Another context nearly as long is not measured, as the slope would be noise."""
-    assert Capacity(1, 10_000, 2048).prompts((128, 1024), 45) == [128, 1024]
-    assert Capacity(1, 10_000, 1069).prompts((128, 1024), 45) == [128, 1024]
-    assert Capacity(1, 10_000, 1024).prompts((128, 1024), 45) == [128, 979]
-    assert Capacity(1, 10_000, 301).prompts((128, 1024), 45) == [128, 256]
-    assert Capacity(1, 10_000, 300).prompts((128, 1024), 45) == [128]
-    assert Capacity(1, 10_000, 100).prompts((128, 1024), 45) == [55]
-    assert Capacity(1, 10_000, 45).prompts((128, 1024), 45) == []
+    assert Capacity(1, 10_000, context).prompts((128, 1024), 45) == prompts
 
 
 def test_on_a_gpu_the_buckets_are_measured() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import web
-from small_openai import SmallServer, answer, load, send
+from small_openai import SmallServer, answer, begun, load, send
 
 from outrider.server import pictures
 from outrider.server.bench import record, remote
@@ -171,8 +171,7 @@ def test_failures_are_reported_separately(capsys: pytest.CaptureFixture[str]) ->
             return web.json_response({"error": {"message": "busy"}}, status=429)
         if number == 1:
             return await answer(request, body)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
+        response = await begun(request)
         if number == 2:
             await send(response, {"choices": [{"delta": {"content": "a"}}]})
         elif number == 3:
@@ -192,8 +191,7 @@ def test_failures_are_reported_separately(capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_first_token_of_a_tool_call_is_of_its_arguments() -> None:
     async def calling(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
+        response = await begun(request)
         for function in ({"name": "look", "arguments": None}, {"arguments": '{"a": '}, {"arguments": "1}"}):
             await send(response, {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": function}]}}]})
             await asyncio.sleep(0.1)
@@ -305,24 +303,3 @@ def test_wrong_scenarios_are_refused(
     said = capsys.readouterr().err
     assert reason in said
     assert len(said.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("flags", "reason"),
-    [
-        (["--url", "x"], "http://HOST:PORT"),
-        (["--url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
-        (["--url", "http://x", "--level", "3"], "--level goes without --url"),
-        (["--rate", "3"], "--rate goes with --url"),
-        (["--url", "a=http://127.0.0.1:9", "a=http://127.0.0.1:8"], "--url names a twice"),
-        (["--url", "a=http://127.0.0.1:9", "--undrafted", "b"], "--undrafted takes names of --url, a, not b"),
-        (["--url", "http://x", "--rounds", "0"], "--rounds is at least 1"),
-        (["--url", "http://x", "--rate", "3", "--concurrency", "3"], "exclude each other"),
-        (["--url", "http://x", "--goodput", "ttft:fast"], "milliseconds above 0"),
-        (["--url", "http://x", "--csv", "/nowhere/at/all.csv"], "the folder /nowhere/at does not exist"),
-        ([], "--prompts FILE… is needed"),
-    ],
-)
-def test_wrong_flags(flags: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "load", *flags]) == 1
-    assert reason in capsys.readouterr().err
