@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -42,10 +43,17 @@ class Recorder(TorchDispatchMode):
 
 @contextmanager
 def fake_cuda() -> Iterator[Recorder]:
-    """A context with tensors on `cuda:0`; it records all operations on them."""
+    """A context with tensors on `cuda:0`; it records all operations on them, and launches of Triton's kernels."""
+    from triton.runtime.jit import JITFunction
+
     _guard()
     with FakeTensorMode(), Recorder() as recorder:
-        yield recorder
+
+        def launch(kernel: JITFunction, *_: Any, grid: Any, **__: Any) -> None:
+            recorder.operations.append((kernel.__name__, ()))
+
+        with mock.patch.object(JITFunction, "run", launch):
+            yield recorder
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
