@@ -330,18 +330,19 @@ def faults() -> dict[str, bool]:
     """Wrong buffers of the tail: whether replays detect it."""
     seen, runner = {}, make("dspark")
     tail, taken = runner.model_runner.tail, VerifyTail.open
+    rules = tail._rules._buffers
     changes = {
-        "seeds": lambda: tail._seeds.add_(1),
-        "decided": lambda: tail._decided.logical_not_(),
+        "seeds": lambda: rules["seeds"].add_(1),
+        "decided": lambda: rules["decided"].logical_not_(),
         "lookups": lambda: tail._points.logical_not_(),
-        "temperatures": lambda: tail._rules.temperatures.mul_(1.5),
-        "top-k": lambda: tail._rules.top_ks.fill_(1),
-        "top-p": lambda: tail._rules.top_ps.fill_(0.1),
+        "temperatures": lambda: rules["temperatures"].mul_(1.5),
+        "top-k": lambda: rules["top_ks"].fill_(1),
+        "top-p": lambda: rules["top_ps"].fill_(0.1),
     }
     for name, change in changes.items():
 
         def opened(tail: VerifyTail, *arguments: Any, change: Any = change) -> None:
-            tail._taken = None
+            tail._rules._taken = ()
             taken(tail, *arguments)
             change()
 
