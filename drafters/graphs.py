@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import is_
 from typing import Any
 
 import torch
@@ -18,22 +19,44 @@ from outrider.kernels.ragged import copy_all
 
 from .base import Draft, DraftBatch
 
-NO_TOP_K = 1 << 30
 BY_REQUEST = {
-    "seeds": 0, "seeded": False, "temperatures": 0.0, "top_ks": NO_TOP_K, "top_ps": 1.0, "min_ps": 0.0,
-    "decided": False,
+    "seeds": 0, "seeded": False, "decided": False, "temperatures": 0.0, "top_ks": 1 << 30, "top_ps": 1.0, "min_ps": 0.0,
 }  # fmt: skip
-"""Fields that stay the same while a batch's requests run, with their values where the batch has None: a rule that keeps
-everything; q of all requests is read."""
+"""Fields of `HeldRules`, with their values where a batch has None."""
 Propose = Callable[[DraftBatch], Draft]
 Record = Callable[[Callable[[], Draft]], tuple[Callable[[], None], Draft]]
 """Captures a call: maps it to a function that replays it, and to the place of its results."""
 
 
+class HeldRules:
+    """Seeds and sampling rules of a batch's requests, in buffers of `most` rows that graphs read. Each request gets all
+    rules, set to keep everything where it has none, so one graph serves all. Rows after the batch's last are greedy."""
+
+    def __init__(self, most: int, device: torch.device) -> None:
+        self._buffers = {name: torch.full((most,), off, device=device) for name, off in BY_REQUEST.items()}
+        self._buffers["decided"].fill_(True)
+        self._taken: tuple[torch.Tensor | None, ...] = ()
+
+    def of(self, count: int) -> dict[str, Any]:
+        """Return the buffers of `count` rows, by the names of `DraftBatch`."""
+        return {name: buffer[:count] for name, buffer in self._buffers.items()}
+
+    def take(self, batch: Any) -> None:
+        """Copy those of a batch, a `DraftBatch` or `Sampling`, unless they are the same tensors as in the last call."""
+        taken = batch.seeds, batch.seeded, batch.decided, *batch.rules
+        if self._taken and all(map(is_, taken, self._taken)):
+            return
+        self._taken = taken
+        for buffer, off, value in zip(self._buffers.values(), BY_REQUEST.values(), taken, strict=True):
+            if value is None:
+                buffer.fill_(off)
+            else:
+                buffer[: len(value)].copy_(value)
+        self._buffers["temperatures"][len(batch.seeds) :].zero_()
+
+
 class DraftGraphs:
     """Graphs of `propose`, a drafter's, with shapes that depend only on the number of requests.
-
-    Every request gets all sampling rules, set to keep everything where it has none, so one graph serves all.
 
     sizes: numbers of requests, ascending. page_table: the engine's. gamma: tokens of a draft.
     room: [most requests, G, V'] float32, to which all graphs write q.
@@ -47,29 +70,24 @@ class DraftGraphs:
         most, device = self.sizes[-1], page_table.device
         # The last one stays 0 and pads lengths and rows.
         anchors, seq_lens, rows, answer_lens, self._zeros = torch.zeros((5, most), dtype=torch.int64, device=device)
-        fixed: dict[str, Any] = {name: torch.full((most,), value, device=device) for name, value in BY_REQUEST.items()}
-        fixed["decided"].fill_(True)
         self._everyone = torch.ones(most, dtype=torch.bool, device=device)
+        self._mask, self._masked, self._rules = self._everyone.clone(), False, HeldRules(most, device)
         self._given = DraftBatch(
             anchors=anchors, seq_lens=seq_lens, rows=rows, page_table=page_table, keys=anchors.new_empty(0, gamma),
-            draft_mask=self._everyone.clone(), answer_lens=answer_lens, probs_room=room, all_greedy=False,
-            longest=page_table.shape[1], **fixed,
+            draft_mask=self._mask, answer_lens=answer_lens, probs_room=room, all_greedy=False,
+            longest=page_table.shape[1], **self._rules.of(most),
         )  # fmt: skip
-        self._masked = False
-        self._fixed: list[torch.Tensor | None] = []
-        make = record or GraphRecorder(device)
-        # The largest first: the rest then fit into its memory.
-        by_request = ("anchors", "seq_lens", "rows", "draft_mask", "answer_lens", *BY_REQUEST)
-        given = {name: getattr(self._given, name) for name in by_request}
+        self._answer_lens, make = answer_lens, record or GraphRecorder(device)
         self._graphs = {}
-        for size in reversed(self.sizes):
-            first = replace(self._given, **{name: value[:size] for name, value in given.items()})
-            self._graphs[size] = make(partial(self._with_keys, first))
+        for size in reversed(self.sizes):  # the largest first: the rest then fit into its memory
+            first = replace(
+                self._given, anchors=anchors[:size], seq_lens=seq_lens[:size], rows=rows[:size],
+                draft_mask=self._mask[:size], answer_lens=answer_lens[:size], **(held := self._rules.of(size)),
+            )  # fmt: skip
+            self._graphs[size] = make(partial(self._with_keys, first, held["seeds"], held["seeded"]))
 
-    def _with_keys(self, batch: DraftBatch) -> Draft:
-        assert batch.seeds is not None
-        assert batch.seeded is not None
-        return self._propose(replace(batch, keys=draft_keys(batch.seeds, batch.seeded, batch.seq_lens, self.gamma)))
+    def _with_keys(self, batch: DraftBatch, *seeds: torch.Tensor) -> Draft:
+        return self._propose(replace(batch, keys=draft_keys(*seeds, batch.seq_lens, self.gamma)))
 
     def fits(self, requests: int, page_table: torch.Tensor) -> bool:
         return requests <= self.sizes[-1] and page_table is self._given.page_table
@@ -85,37 +103,19 @@ class DraftGraphs:
             (given.rows[:count], batch.rows), (given.seq_lens[count:size], padding), (given.rows[count:size], padding),
         ]  # fmt: skip
         if batch.answer_lens is not None:
-            assert given.answer_lens is not None
-            pairs.append((given.answer_lens[:count], batch.answer_lens))
+            pairs.append((self._answer_lens[:count], batch.answer_lens))
         copy_all(pairs)
-        self._take_rules(batch, count)
+        if batch.draft_mask is not None or self._masked:
+            mask = self._everyone if batch.draft_mask is None else batch.draft_mask
+            self._mask[: len(mask)].copy_(mask)
+        self._masked = batch.draft_mask is not None
+        self._rules.take(batch)
         replay, made = self._graphs[size]
         replay()
-        draft = Draft(made.tokens[:count], made.lens[:count], made.confidence[:count], drafting=count)
-        draft = replace(draft, looked_up=None if made.looked_up is None else made.looked_up[:count])
-        if not batch.wants_probs:
-            return draft
-        points = None if made.points is None else made.points[:count]
-        return replace(draft, probs=self._given.probs_room, vocab=made.vocab, points=points)
-
-    def _take_rules(self, batch: DraftBatch, count: int) -> None:
-        """Copy the draft mask, and sampling rules and seeds unless they are the previous step's."""
-        assert self._given.draft_mask is not None
-        if batch.draft_mask is not None:
-            self._given.draft_mask[:count].copy_(batch.draft_mask)
-        elif self._masked:
-            self._given.draft_mask.copy_(self._everyone)
-        self._masked = batch.draft_mask is not None
-        fixed = [getattr(batch, name) for name in BY_REQUEST]
-        if len(fixed) == len(self._fixed) and all(ours is its for ours, its in zip(self._fixed, fixed, strict=True)):
-            return
-        self._fixed = fixed
-        for (name, off), value in zip(BY_REQUEST.items(), fixed, strict=True):
-            buffer = getattr(self._given, name)[:count]
-            if value is None:
-                buffer.fill_(off)
-            else:
-                buffer.copy_(value)
+        looked_up, points = (None if each is None else each[:count] for each in (made.looked_up, made.points))
+        q = (given.probs_room, made.vocab) if batch.wants_probs else (None, None)
+        row = made.tokens[:count], made.lens[:count], made.confidence[:count], *q
+        return Draft(*row, looked_up, count, points=points if batch.wants_probs else None)
 
 
 class GraphRecorder:

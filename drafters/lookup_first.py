@@ -69,7 +69,7 @@ class LookupFirst(Wrapper):
 
     def _choose(self, found: Draft, drafted: Draft) -> Draft:
         """`propose` by one kernel."""
-        tokens, lens, confidence, looked_up = torch.ops.outrider_cuda.choose(
+        tokens, lens, confidence, looked_up = cuda.drafts.choose(
             found.tokens, found.lens, found.confidence, drafted.tokens, drafted.lens, drafted.confidence,
             LOOKUP_THRESHOLD, self.expected_run_length,
         )  # fmt: skip

@@ -93,7 +93,7 @@ class NgramDrafter(Drafter):
         elif native.fits(batch.temperatures):
             tokens, lens, confidence = torch.ops.outrider.lookup(*given)
         elif cuda.fits(batch.temperatures):
-            tokens, lens, confidence = torch.ops.outrider_cuda.lookup(*given)
+            tokens, lens, confidence = cuda.lookup.lookup(*given)
         else:
             tokens, longest, odds = self._search(batch)
             lens = torch.where(longest >= self.min_match, self.gamma, 0)

@@ -237,7 +237,7 @@ def accept_logits(
         _check(batch, logits.shape[1], packed=False)
         given = uniforms, final_keys, row_keys, decided
         arrays = tokens, verify_lens, qo_indptr, request, logits, *rules.typed(), *given
-        return torch.ops.outrider_cuda.accept(*arrays, draft_probs, vocab, points, by_block)
+        return cuda.acceptance.accept(*arrays, draft_probs, vocab, points, by_block)
     probs = target_probs(logits, *rules.of(request))
     wanted = gumbel_argmax(probs, final_keys[request] if row_keys is None else row_keys)
     batch = batch if points is None or draft_probs is None else with_point_masses(batch, logits.shape[1])

@@ -65,7 +65,7 @@ def flat_attention(
     ):
         arrays = (batch.qo_indptr, batch.kv_lens, batch.rows, batch.page_table)
         most = batch.max_q_len if batch.most_queries is None else batch.most_queries
-        return torch.ops.outrider_cuda.attention(q, k_pool, v_pool, *arrays, most, scale, causal, window, logit_cap)
+        return cuda.attention.attention(q, k_pool, v_pool, *arrays, most, scale, causal, window, logit_cap)
     bounded = not q.is_cpu and batch.most_queries is not None and batch.longest is not None
     attention = bounded_attention if bounded else torch_attention
     return attention(

@@ -30,7 +30,7 @@ def weigh_drafts(
     """
     inverse, shifts = parameters or (None, None)
     if cuda.fits(confidence):
-        return torch.ops.outrider_cuda.weigh_drafts(tokens, confidence, classes, rows, ends, inverse, shifts)
+        return cuda.drafts.weigh_drafts(tokens, confidence, classes, rows, ends, inverse, shifts)
     if native.fits(confidence):
         return torch.ops.outrider.weigh_drafts(tokens, confidence, classes, rows, ends, inverse, shifts)
     goes_on = (tokens[:, :, None] != ends[rows][:, None]).all(2)
@@ -84,7 +84,7 @@ def admit(
     first: [R] bool, requests admitted before all other requests; None: none.
     """
     if cuda.fits(confidence):
-        return torch.ops.outrider_cuda.admit(confidence, draft_lens, tokens, bounds, first)
+        return cuda.admission.admit(confidence, draft_lens, tokens, bounds, first)
     if native.fits(confidence):
         return torch.ops.outrider.admit(confidence, draft_lens, tokens, bounds, first)
     survival = survival_of(confidence, draft_lens)

@@ -57,7 +57,7 @@ def expert_products(
         weight is copied for each choice.
     """
     if cuda.fits(x, weight):
-        return torch.ops.outrider_cuda.expert_products(x, weight, order, indptr, chosen)
+        return cuda.experts.expert_products(x, weight, order, indptr, chosen)
     place = torch.arange(len(order), device=order.device)
     chosen_weights = weight[torch.searchsorted(indptr, place, right=True) - 1]
     out = x.new_empty(len(order), weight.shape[1])

@@ -46,7 +46,7 @@ def streams(seeds: torch.Tensor, positions: torch.Tensor, purpose: Purpose) -> t
     if _compiled(seeds):
         return torch.ops.outrider.streams(seeds.contiguous(), positions.contiguous(), int(purpose))
     if cuda.fits(seeds):
-        return torch.ops.outrider_cuda.streams(seeds, positions, int(purpose))
+        return cuda.noise.streams(seeds, positions, int(purpose))
     return torch_streams(seeds, positions, purpose)
 
 
@@ -59,7 +59,7 @@ def torch_streams(seeds: torch.Tensor, positions: torch.Tensor, purpose: Purpose
 def substreams(keys: torch.Tensor, count: int) -> torch.Tensor:
     """Return [N, count] int64 keys, independent of each other, from keys [N]."""
     if cuda.fits(keys):
-        return torch.ops.outrider_cuda.substreams(keys, count)
+        return cuda.noise.numbers(keys, count, torch.int64)
     return torch.ops.outrider.substreams(keys, count) if _compiled(keys) else torch_numbers(keys, count)
 
 
@@ -68,7 +68,7 @@ def draft_keys(seeds: torch.Tensor, seeded: torch.Tensor, positions: torch.Tenso
     bool get the target's keys of their seed [R] at each token's position; all other requests get independent keys."""
     if cuda.fits(seeds):
         purposes = int(Purpose.TOKEN), int(Purpose.DRAFT)
-        return torch.ops.outrider_cuda.draft_keys(seeds, seeded, positions, count, *purposes)
+        return cuda.noise.draft_keys(seeds, seeded, positions, count, *purposes)
     shape = len(seeds), count
     ahead = positions[:, None] + torch.arange(1, count + 1, device=positions.device)
     same = streams(seeds[:, None].expand(shape), ahead, Purpose.TOKEN)
@@ -79,7 +79,7 @@ def draft_keys(seeds: torch.Tensor, seeded: torch.Tensor, positions: torch.Tenso
 def uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
     """Return [N, count] float64 in (0, 1), the middles of 2**52 equal parts, for keys [N] int64."""
     if cuda.fits(keys):
-        return torch.ops.outrider_cuda.uniforms(keys, count)
+        return cuda.noise.numbers(keys, count, torch.float64)
     return torch.ops.outrider.uniforms(keys, count) if _compiled(keys) else torch_uniforms(keys, count)
 
 

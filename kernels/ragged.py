@@ -71,7 +71,7 @@ def flatten_bucket(
     """
     if cuda.fits(anchors):
         batch = anchors, drafts, verify_lens, seq_lens, page_table, rows
-        return FlatVerify(*torch.ops.outrider_cuda.flatten(*batch, tokens))
+        return FlatVerify(*cuda.ragged.flatten(*batch, tokens))
     requests, gamma = drafts.shape
     indptr = torch.nn.functional.pad((verify_lens + 1).cumsum(0), (1, 0))
     place = torch.arange(tokens, device=rows.device)
@@ -105,7 +105,7 @@ def commit(
         that keeps state by slot can write all T rows.
     """
     if cuda.fits(accept_lens):
-        return torch.ops.outrider_cuda.commit(accept_lens, tokens, seq_lens, request, step, slots)
+        return cuda.ragged.commit(accept_lens, tokens, seq_lens, request, step, slots)
     bonus = tokens.gather(1, accept_lens[:, None] - 1).squeeze(1)
     return seq_lens + accept_lens, bonus, slots.where(step < accept_lens[request], 0)
 
@@ -134,7 +134,7 @@ def write_cached_slots(
         request owns. The host knows N, so no call waits for the device.
     """
     if cuda.fits(out, page_table):
-        torch.ops.outrider_cuda.cached_slots(out, page_table, rows, begins, indptr)
+        cuda.ragged.cached_slots(out, page_table, rows, begins, indptr)
         return
     place, last = torch.arange(len(out), device=out.device), len(rows) - 1
     request = torch.searchsorted(indptr[1:].contiguous(), place, right=True)

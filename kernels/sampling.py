@@ -123,7 +123,7 @@ def _draw_on_cuda(logits: torch.Tensor, rules: Rules, keys: torch.Tensor) -> tor
     none, each = keys.new_empty(len(keys), 0), torch.arange(len(keys) + 1, device=keys.device)
     lens, request, decided = torch.zeros_like(keys), each.narrow(0, 0, len(keys)), rules.temperatures <= 0
     arrays = none, lens, each, request, logits, *rules.typed(), none.double(), keys.contiguous(), None, decided
-    return torch.ops.outrider_cuda.accept(*arrays, None, None, None, False)[1].squeeze(1)
+    return cuda.acceptance.accept(*arrays, None, None, None, False)[1].squeeze(1)
 
 
 def _check_rules(logits: torch.Tensor, *rules: torch.Tensor | None) -> None:

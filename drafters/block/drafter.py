@@ -155,7 +155,7 @@ class BlockDrafter(Drafter):
     ) -> torch.Tensor:
         """Store keys and values of `DraftLayer.projected` in slots [N]; return q [N, Hq, D]."""
         q_weight, k_weight = (getattr(norm, "weight", None) for norm in (layer.q_norm, layer.k_norm))
-        q: torch.Tensor = torch.ops.outrider_cuda.rotate_and_store(
+        q: torch.Tensor = cuda.rotated.rotate_and_store(
             projected, self.model.rotary.table, positions, slots, q_weight, k_weight, self.model.config.rms_norm_eps,
             *self.pools[number],
         )  # fmt: skip

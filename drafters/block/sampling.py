@@ -68,7 +68,7 @@ def sample_block(
         row = q[:, k if wants_probs else 0]
         if on_cuda:
             given = markov.w2.weight, *rules, batch.keys[:, k], vocab, wants_probs, batch.decided
-            previous, largest = torch.ops.outrider_cuda.draft_step(row, logits[:, k], latent, *given)
+            previous, largest = cuda.draft_block.draft_step(row, logits[:, k], latent, *given)
         else:
             whole = logits[:, k].float() + markov.w2(latent)
             column, distribution = draw_columns(whole, batch.rules, batch.keys[:, k], vocab, all_greedy)
@@ -127,7 +127,7 @@ def sample_path(
         keys = batch.keys[:, k].contiguous()
         if on_cuda:
             q = torch.empty_like(whole)
-            token, _ = torch.ops.outrider_cuda.draft_step(q, whole, None, None, *rules, keys, None, True, None)
+            token, _ = cuda.draft_block.draft_step(q, whole, None, None, *rules, keys, None, True, None)
         else:
             token, q = draw_columns(whole, batch.rules, keys, all_greedy=all_greedy)
         place = (ids[:, k] == token[:, None]).long().argmax(1, keepdim=True)
@@ -157,7 +157,7 @@ def draw_independently(
         )
         q, unread = kept.view(-1, width), None if decided is None else decided[each]
         given = None, None, *rules_of_each.typed(), keys, vocab, wants_probs, unread
-        tokens, sure = torch.ops.outrider_cuda.draft_step(q, logits.reshape(-1, width), *given)
+        tokens, sure = cuda.draft_block.draft_step(q, logits.reshape(-1, width), *given)
         probs = q.view(requests, count, width) if wants_probs else None
         return tokens.view(requests, count), probs, sure.view(requests, count)
     all_greedy = all_requests_greedy(rules, all_greedy)

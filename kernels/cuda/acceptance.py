@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 
 from .noise import BITS, BLOCK, CHUNK, NOBODY, chunks, exponential, least
-from .operators import fake, operator
 from .rules import heat, kept, statistics, weight
 
 
@@ -243,7 +242,6 @@ def outcome_kernel(
     tl.store(accept_lens + r, (accepted + 1).to(tl.int64))
 
 
-@operator()
 def accept(
     tokens: torch.Tensor, verify_lens: torch.Tensor, qo_indptr: torch.Tensor, request: torch.Tensor,
     logits: torch.Tensor, temperatures: torch.Tensor, top_ks: torch.Tensor | None, top_ps: torch.Tensor | None,
@@ -302,9 +300,3 @@ def _columns(vocab: torch.Tensor, width: int) -> torch.Tensor:
     """Return [V] int32, the column of each of the target's tokens in q; -1: the drafter lacks it."""
     numbers = torch.arange(len(vocab), dtype=torch.int32, device=vocab.device)
     return torch.full((width,), -1, dtype=torch.int32, device=vocab.device).scatter_(0, vocab, numbers)
-
-
-@fake(accept)
-def _(tokens: torch.Tensor, *others: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    requests, gamma = tokens.shape
-    return tokens.new_empty(requests), tokens.new_empty(requests, gamma + 1)

@@ -4,8 +4,6 @@ import torch
 import triton
 import triton.language as tl
 
-from .operators import fake, operator
-
 FEWEST = 64
 """Least requests that a program is compiled for: smaller variants are not faster and take compile time."""
 MOST_ENTRIES = 65536
@@ -62,7 +60,6 @@ def admit_kernel(
     tl.store(verify_lens + owner, counts.to(tl.int64), mask=owner < requests)
 
 
-@operator()
 def admit(
     confidence: torch.Tensor,
     draft_lens: torch.Tensor,
@@ -83,8 +80,3 @@ def admit(
         num_warps=min(32, max(4, padded * width // 512)),
     )  # fmt: skip
     return found
-
-
-@fake(admit)
-def _(confidence: torch.Tensor, draft_lens: torch.Tensor, *others: object) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(draft_lens), confidence.new_empty(confidence.shape)

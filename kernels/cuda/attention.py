@@ -16,8 +16,6 @@ import torch
 import triton
 import triton.language as tl
 
-from .operators import fake, operator
-
 PROGRAMS = 528
 """Least programs wanted: four for each of an H100's 132 multiprocessors, so that their loads overlap."""
 LEAST = 512
@@ -180,7 +178,6 @@ def warps_for(rows: int, dim: int) -> int:
     return 8 if rows * wide(dim) >= MOST_SUMS else 4
 
 
-@operator()
 def attention(
     q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, qo_indptr: torch.Tensor, kv_lens: torch.Tensor,
     rows: torch.Tensor, page_table: torch.Tensor, most_queries: int, scale: float, causal: bool, window: int,
@@ -214,8 +211,3 @@ def attention(
             LEAST=LEAST, SPLITS=splits, num_warps=1 if splits <= 4 else 4,
         )  # fmt: skip
     return out
-
-
-@fake(attention)
-def _(q: torch.Tensor, *others: object) -> torch.Tensor:
-    return q.new_empty(q.shape)

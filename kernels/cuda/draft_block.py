@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from .noise import BITS, BLOCK, CHUNK, NOBODY, chunks, exponential, least
-from .operators import fake, operator
 from .rules import heat, kept, statistics, weight
 
 COLUMNS = 64
@@ -101,7 +100,6 @@ def chosen_kernel(
     tl.store(sure + row, 1.0 / tl.load(norm + row))
 
 
-@operator("q")
 def draft_step(
     q: torch.Tensor, logits: torch.Tensor, latent: torch.Tensor | None, w2: torch.Tensor | None,
     temperatures: torch.Tensor, top_ks: torch.Tensor | None, top_ps: torch.Tensor | None, min_ps: torch.Tensor | None,
@@ -135,8 +133,3 @@ def draft_step(
         CHUNKS=max(2, triton.next_power_of_2(parts)), num_warps=1,
     )  # fmt: skip
     return drawn, sure
-
-
-@fake(draft_step)
-def _(q: torch.Tensor, logits: torch.Tensor, *others: object) -> tuple[torch.Tensor, torch.Tensor]:
-    return q.new_empty(len(logits), dtype=torch.int64), q.new_empty(len(logits))

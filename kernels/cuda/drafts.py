@@ -6,7 +6,6 @@ import triton
 import triton.language as tl
 
 from .noise import BITS
-from .operators import fake, operator
 
 
 @triton.jit(do_not_specialize=["gamma", "request_stride", "token_stride", "chance_stride", "step_stride", "width"])
@@ -32,7 +31,6 @@ def weigh_kernel(
     tl.store(calibrated + r * gamma + k, chance, mask=inside)
 
 
-@operator()
 def weigh_drafts(
     tokens: torch.Tensor, confidence: torch.Tensor, classes: torch.Tensor, rows: torch.Tensor, ends: torch.Tensor,
     inverse: torch.Tensor | None, shifts: torch.Tensor | None,
@@ -47,13 +45,6 @@ def weigh_drafts(
             CALIBRATED=inverse is not None, num_warps=1, **BITS,
         )  # fmt: skip
     return calibrated, until
-
-
-@fake(weigh_drafts)
-def _(
-    tokens: torch.Tensor, confidence: torch.Tensor, classes: torch.Tensor, *others: object
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return confidence.new_empty(tokens.shape), torch.empty_like(classes)
 
 
 @triton.jit(
@@ -84,14 +75,14 @@ def choose_kernel(
     tl.store(looked_up + r, better == 0)
 
 
-@operator()
 def choose(
     found: torch.Tensor, found_lens: torch.Tensor, found_chances: torch.Tensor, drafted: torch.Tensor,
     drafted_lens: torch.Tensor, drafted_chances: torch.Tensor, threshold: float, ratio: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return tokens, lens, confidence and looked_up for R lookups of gamma tokens and R drafts of at most gamma."""
     requests, gamma = found.shape
-    made = _chosen(found, found_lens, found_chances)
+    looked_up = torch.empty(requests, dtype=torch.bool, device=found.device)
+    made = found.new_empty(found.shape), torch.empty_like(found_lens), found_chances.new_empty(found.shape), looked_up
     if requests:
         choose_kernel[(requests,)](
             found.contiguous(), found_lens, found_chances.contiguous(), drafted, drafted_lens, drafted_chances, *made,
@@ -99,17 +90,3 @@ def choose(
             WIDTH=max(2, triton.next_power_of_2(gamma)), num_warps=1, **BITS,
         )  # fmt: skip
     return made
-
-
-@fake(choose)
-def _(
-    found: torch.Tensor, found_lens: torch.Tensor, found_chances: torch.Tensor, *others: object
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _chosen(found, found_lens, found_chances)
-
-
-def _chosen(
-    found: torch.Tensor, found_lens: torch.Tensor, found_chances: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    lookups = torch.empty(len(found), dtype=torch.bool, device=found.device)
-    return found.new_empty(found.shape), torch.empty_like(found_lens), found_chances.new_empty(found.shape), lookups

@@ -8,8 +8,6 @@ import torch
 import triton
 import triton.language as tl
 
-from .operators import fake, operator
-
 ROWS, COLUMNS, DEPTH = 16, 64, 64
 """Rows, columns and depth of one product."""
 
@@ -40,7 +38,6 @@ def products_kernel(
         tl.store(to, sums.to(out.dtype.element_ty), mask=there[:, None] & inside[None, :])
 
 
-@operator()
 def expert_products(
     x: torch.Tensor, weight: torch.Tensor, order: torch.Tensor, indptr: torch.Tensor, chosen: int
 ) -> torch.Tensor:
@@ -51,8 +48,3 @@ def expert_products(
         num_warps=4, num_stages=3,
     )  # fmt: skip
     return out
-
-
-@fake(expert_products)
-def _(x: torch.Tensor, weight: torch.Tensor, order: torch.Tensor, *others: object) -> torch.Tensor:
-    return x.new_empty(len(order), weight.shape[1])

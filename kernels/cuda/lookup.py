@@ -8,8 +8,6 @@ import torch
 import triton
 import triton.language as tl
 
-from .operators import fake, operator
-
 POSITIONS = 1024
 """Positions of a text compared at once."""
 
@@ -87,7 +85,6 @@ def odds(agreeing, counted):
     return tl.log((agreeing.to(tl.float32) + 0.5) / ((counted - agreeing).to(tl.float32) + 0.5))
 
 
-@operator()
 def lookup(
     history: torch.Tensor, page_table: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor,
     anchors: torch.Tensor, temperatures: torch.Tensor, by_length: torch.Tensor, by_odds: torch.Tensor,
@@ -104,12 +101,3 @@ def lookup(
             WIDTH=max(2, triton.next_power_of_2(gamma)), POSITIONS=POSITIONS, num_warps=8,
         )  # fmt: skip
     return tokens, lens, confidence
-
-
-@fake(lookup)
-def _(
-    history: torch.Tensor, page_table: torch.Tensor, rows: torch.Tensor, seq_lens: torch.Tensor, anchors: torch.Tensor,
-    temperatures: torch.Tensor, by_length: torch.Tensor, *others: object,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    shape = len(rows), by_length.shape[1]
-    return anchors.new_empty(shape), torch.empty_like(anchors), by_length.new_empty(shape)

@@ -1,7 +1,9 @@
-"""Imports the Triton kernels, if Triton is installed, at the first CUDA tensor: a CPU does not use them."""
+"""The Triton kernels, if they can run; `native.NAME` is the module NAME of this folder, imported at its first use."""
 
 import logging
 from functools import cache
+from importlib import import_module
+from typing import Any
 
 import torch
 
@@ -10,20 +12,9 @@ logger = logging.getLogger(__name__)
 
 @cache
 def available() -> bool:
-    """Import the kernels, which registers their operators; without Triton log it once and return False."""
+    """Return True if Triton is installed; else log it once."""
     try:
-        from . import (  # noqa: F401
-            acceptance,
-            admission,
-            attention,
-            draft_block,
-            drafts,
-            experts,
-            lookup,
-            noise,
-            ragged,
-            rotated,
-        )
+        import triton  # noqa: F401
     except ImportError as error:
         logger.warning("Triton kernels are not available, plain torch is used, which is slower: %s", error)
         return False
@@ -33,3 +24,9 @@ def available() -> bool:
 def fits(*tensors: torch.Tensor) -> bool:
     """Return True if the kernels can run: all tensors on CUDA, Triton installed."""
     return all(x.device.type == "cuda" for x in tensors) and available()
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    return globals().setdefault(name, import_module(f".{name}", __package__))

@@ -10,8 +10,6 @@ import torch
 import triton
 import triton.language as tl
 
-from .operators import fake, operator
-
 BITS: dict[str, Any] = {"enable_fp_fusion": False}
 CHUNK = 8192
 """Columns of one program: 32 KB of float32, eight loads of 16 bytes in each of 128 threads twice over. Fixed, so that
@@ -78,7 +76,6 @@ def streams_kernel(seeds, positions, keys, count, purpose, BLOCK: tl.constexpr):
     tl.store(keys + i, mix(mix(seed + (position * 0 + purpose) * GOLDEN) + position * GOLDEN), mask=i < count)
 
 
-@operator()
 def streams(seeds: torch.Tensor, positions: torch.Tensor, purpose: int) -> torch.Tensor:
     keys = torch.empty(seeds.shape, dtype=torch.int64, device=seeds.device)
     count = seeds.numel()
@@ -86,11 +83,6 @@ def streams(seeds: torch.Tensor, positions: torch.Tensor, purpose: int) -> torch
         arguments = seeds.contiguous(), positions.contiguous(), keys, count, purpose
         streams_kernel[(triton.cdiv(count, SMALL),)](*arguments, BLOCK=SMALL)
     return keys
-
-
-@fake(streams)
-def _(seeds: torch.Tensor, positions: torch.Tensor, purpose: int) -> torch.Tensor:
-    return torch.empty(seeds.shape, dtype=torch.int64, device=seeds.device)
 
 
 @triton.jit(do_not_specialize=["total", "count"])
@@ -102,7 +94,8 @@ def numbers_kernel(keys, out, total, count, UNIFORM: tl.constexpr, BLOCK: tl.con
     tl.store(out + i, uniform(number) if UNIFORM else number, mask=i < total)
 
 
-def _numbers(keys: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
+def numbers(keys: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return [N, count] of keys [N]: `substreams` in int64, `uniforms` in float64."""
     out = torch.empty((len(keys), count), dtype=dtype, device=keys.device)
     if out.numel():
         arguments = keys.contiguous(), out, out.numel(), count
@@ -110,26 +103,6 @@ def _numbers(keys: torch.Tensor, count: int, dtype: torch.dtype) -> torch.Tensor
             *arguments, UNIFORM=dtype == torch.float64, BLOCK=SMALL, **BITS
         )
     return out
-
-
-@operator()
-def substreams(keys: torch.Tensor, count: int) -> torch.Tensor:
-    return _numbers(keys, count, torch.int64)
-
-
-@fake(substreams)
-def _(keys: torch.Tensor, count: int) -> torch.Tensor:
-    return keys.new_empty(len(keys), count)
-
-
-@operator()
-def uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
-    return _numbers(keys, count, torch.float64)
-
-
-@fake(uniforms)
-def _(keys: torch.Tensor, count: int) -> torch.Tensor:
-    return keys.new_empty(len(keys), count, dtype=torch.float64)
 
 
 @triton.jit(do_not_specialize=["total", "count", "same_purpose", "own_purpose"])
@@ -145,7 +118,6 @@ def draft_keys_kernel(
     tl.store(keys + i, tl.where(tl.load(seeded + r, mask=inside, other=0) != 0, same, own), mask=inside)
 
 
-@operator()
 def draft_keys(
     seeds: torch.Tensor, seeded: torch.Tensor, positions: torch.Tensor, count: int, same_purpose: int, own_purpose: int
 ) -> torch.Tensor:
@@ -154,8 +126,3 @@ def draft_keys(
         arguments = seeds, seeded, positions, keys, keys.numel(), count, same_purpose, own_purpose
         draft_keys_kernel[(triton.cdiv(keys.numel(), SMALL),)](*arguments, BLOCK=SMALL)
     return keys
-
-
-@fake(draft_keys)
-def _(seeds: torch.Tensor, seeded: torch.Tensor, positions: torch.Tensor, count: int, *others: int) -> torch.Tensor:
-    return seeds.new_empty(len(seeds), count)

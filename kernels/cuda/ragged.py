@@ -1,13 +1,9 @@
 """Flatten drafts into a verify batch of a graph bucket's size, commit its accepted tokens, and list the cached slots
 for FlashInfer. See `kernels/ragged.py`."""
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
-
-from .operators import fake, operator
 
 PADDING_BLOCK = 256
 """Padding tokens that one program of `flatten_kernel` writes."""
@@ -58,33 +54,19 @@ def flatten_kernel(
         tl.store(step + t, zero + (gamma + 1), mask=t < tokens)
 
 
-@operator()
 def flatten(
     anchors: torch.Tensor, drafts: torch.Tensor, verify_lens: torch.Tensor, seq_lens: torch.Tensor,
     page_table: torch.Tensor, rows: torch.Tensor, tokens: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
     requests, gamma = drafts.shape
-    found = _flattened(anchors, requests, tokens)
+    sizes = tokens, tokens, tokens, requests + 1, tokens, tokens
+    found = tuple(anchors.new_empty(size, dtype=torch.int64) for size in sizes)
     flatten_kernel[(requests + triton.cdiv(tokens, PADDING_BLOCK),)](
         anchors, drafts, verify_lens, seq_lens, page_table, rows, *found, requests, tokens, gamma, drafts.stride(0),
         drafts.stride(1), page_table.stride(0), REQUESTS=max(FEWEST, triton.next_power_of_2(requests)),
         WIDTH=triton.next_power_of_2(gamma + 1), PADDING=PADDING_BLOCK, num_warps=1 if requests <= 256 else 4,
     )  # fmt: skip
     return found
-
-
-@fake(flatten)
-def _(anchors: torch.Tensor, drafts: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
-    return _flattened(anchors, drafts.shape[0], others[-1])
-
-
-def _flattened(
-    like: torch.Tensor, requests: int, tokens: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return uninitialised int64 input_ids, positions, slots [T], qo_indptr [R + 1], request and step [T]."""
-    sizes = (tokens, tokens, tokens, requests + 1, tokens, tokens)
-    a, b, c, d, e, f = (like.new_empty(size, dtype=torch.int64) for size in sizes)
-    return a, b, c, d, e, f
 
 
 @triton.jit(do_not_specialize=["requests", "count", "width"])
@@ -104,7 +86,6 @@ def commit_kernel(
     tl.store(kept_slots + i, tl.where(kept, slot, 0), mask=i < count)
 
 
-@operator()
 def commit(
     accept_lens: torch.Tensor,
     tokens: torch.Tensor,
@@ -120,13 +101,6 @@ def commit(
         BLOCK=COMMIT_BLOCK,
     )  # fmt: skip
     return found
-
-
-@fake(commit)
-def _(
-    accept_lens: torch.Tensor, tokens: torch.Tensor, seq_lens: torch.Tensor, *others: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return torch.empty_like(seq_lens), torch.empty_like(seq_lens), torch.empty_like(others[-1])
 
 
 @triton.jit(do_not_specialize=["count", "page_stride"])
@@ -151,15 +125,9 @@ def cached_slots_kernel(
         tl.store(out + place, slot, mask=place < end)
 
 
-@operator("out")
 def cached_slots(
     out: torch.Tensor, page_table: torch.Tensor, rows: torch.Tensor, begins: torch.Tensor, indptr: torch.Tensor
 ) -> None:
     cached_slots_kernel[(len(rows) + 1, LANES)](
         out, page_table, rows, begins, indptr, len(out), page_table.stride(0), LANES=LANES, BLOCK=LIST_BLOCK
     )
-
-
-@fake(cached_slots)
-def _(*arguments: torch.Tensor) -> None:
-    pass

@@ -7,8 +7,6 @@ import torch
 import triton
 import triton.language as tl
 
-from .operators import fake, operator
-
 
 @triton.jit(do_not_specialize=["last"], do_not_specialize_on_alignment=["positions", "slots"])
 def rotate_kernel(
@@ -41,7 +39,6 @@ def rotate_kernel(
         tl.store(keys + (slot * KV_HEADS + head - HEADS) * DIM + i, out, mask=inside)
 
 
-@operator("keys", "values")
 def rotate_and_store(
     x: torch.Tensor, table: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, q_weight: torch.Tensor | None,
     k_weight: torch.Tensor | None, eps: float, keys: torch.Tensor, values: torch.Tensor,
@@ -62,10 +59,3 @@ def rotate_and_store(
             WIDE=triton.next_power_of_2(dim), NORMED=normed, num_warps=1,
         )  # fmt: skip
     return q
-
-
-@fake(rotate_and_store)
-def _(x: torch.Tensor, table: torch.Tensor, *others: object) -> torch.Tensor:
-    keys = others[5]
-    assert isinstance(keys, torch.Tensor)
-    return x.new_empty(len(x), x.shape[1] // keys.shape[2] - 2 * keys.shape[1], keys.shape[2])

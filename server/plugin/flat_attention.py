@@ -95,7 +95,7 @@ class FlatAttentionBackend(AttentionBackend):
         most_queries = None
         if mode.is_target_verify():
             spec = forward_batch.spec_info
-            query_lens = spec.query_lens
+            query_lens = spec.ragged_verify_layout.verify_lens
             seq_lens, rows = seq_lens[: len(query_lens)], rows[: len(query_lens)]  # a graph has as many as its slots
             kv_lens, most_queries = seq_lens + query_lens, spec.draft_token_num
         elif mode.is_decode_or_idle():

@@ -1,9 +1,10 @@
-"""SGLang's SpecInput types: the state between steps, the shape of a verification."""
+"""Inputs of SGLang's steps: the state between them, the shape of a verification."""
 
 from __future__ import annotations
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 from sglang.srt.speculative.spec_info import SpecInput, SpecInputType
 
@@ -41,30 +42,13 @@ class StepState(SpecInput):
         self.new_seq_lens = torch.cat([self.new_seq_lens, other.new_seq_lens])
 
 
-class VerifyInput(SpecInput):
-    """Tells the target's forward the shape of a ragged verify.
-
-    positions: [B] int64. query_lens: [R], 1 + verify_len of each request. draft_token_num: gamma + 1.
-    layout: the lengths for SGLang's own CUDA backends, which otherwise expect draft_token_num rows of every request.
-        None: for our backend, which reads query_lens.
-    """
-
-    topk = 1  # a chain, no tree
-
-    def __init__(
-        self,
-        positions: torch.Tensor,
-        query_lens: torch.Tensor,
-        draft_token_num: int,
-        capture_hidden: bool,
-        layout: RaggedVerifyLayout | None = None,
-    ):
-        super().__init__(SpecInputType.NGRAM_VERIFY)
-        self.positions = positions
-        self.query_lens = query_lens
-        self.ragged_verify_layout = layout
-        self.draft_token_num = self.num_tokens_per_req = self.num_tokens_for_logprob_per_req = draft_token_num
-        self.capture_hidden_mode = CaptureHiddenMode.FULL if capture_hidden else CaptureHiddenMode.NULL
+def verify_input(
+    positions: torch.Tensor, layout: RaggedVerifyLayout, width: int, captures_hidden: bool
+) -> DFlashVerifyInput:
+    """Return the shape of a ragged verification. positions: [B] int64. layout: the requests' lengths. width: gamma + 1,
+    most tokens of a request."""
+    mode = CaptureHiddenMode.FULL if captures_hidden else CaptureHiddenMode.NULL
+    return DFlashVerifyInput(None, positions, width, capture_hidden_mode=mode, ragged_verify_layout=layout)
 
 
 def ragged_layout(qo_indptr: torch.Tensor, tokens: int) -> RaggedVerifyLayout:

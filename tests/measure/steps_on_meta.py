@@ -4,6 +4,7 @@ The worker, its planner and SGLang's sampling run as on a GPU, from the batch to
 memory, kernels and graphs are launched into nothing, and copies to the host hold constants.
 """
 
+import importlib
 import json
 import sys
 import time
@@ -19,10 +20,10 @@ import numpy as np
 import torch
 from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.server_args import ServerArgs
+from torch._library.custom_ops import OPDEFS
 from torch.utils._device import _device_constructors
 
 from outrider.kernels.cuda import native
-from outrider.kernels.cuda.operators import FUNCTIONS
 
 REQUESTS, KINDS, SIZES, WARM = (1, 8, 32), ("greedy", "sampled"), (1, 2, 4, 8, 32), 50
 CONSTANTS = {torch.int64: 1, torch.int32: 1, torch.float32: 0.5}
@@ -107,8 +108,12 @@ def install() -> torch.device:
 
 
 def operators() -> dict[str, Any]:
-    """Our operators' functions by name."""
-    return {name.partition("::")[2]: function for name, function in FUNCTIONS.items()}
+    """Our operators' functions by name, in older trees; now they are no operators of torch."""
+    try:
+        functions = importlib.import_module("outrider.kernels.cuda.operators").FUNCTIONS
+    except ImportError:
+        functions = {name: made._backend_fns[None] for name, made in OPDEFS.items() if name.startswith("outrider_cuda")}
+    return {name.partition("::")[2]: function for name, function in functions.items()}
 
 
 def times(kind: str, requests: int, steps: int, device: torch.device, *, drafts: bool) -> list[float]:
@@ -130,6 +135,8 @@ def times(kind: str, requests: int, steps: int, device: torch.device, *, drafts:
     for _ in range(WARM + steps):
         began = time.perf_counter()
         result = worker._decode(batch, published, None)
+        if outcome := getattr(result.logits_output, "auxiliary_device_output", None):
+            outcome.copy_to_host(to_host).consume(None, [])
         made.append((time.perf_counter() - began) * 1e6)
         batch.spec_info = result.next_draft_input
     return made[WARM:]
@@ -150,6 +157,11 @@ def drafting(planner: Any) -> None:
         observe(replace(finished, verify_lens=lens, accept_lens=lens + 1, survival=survival, looked_up=None))
 
     planner.budget, planner.observe = budget, observed
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """SGLang's copy of a result."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def published(seq_lens: torch.Tensor) -> None:

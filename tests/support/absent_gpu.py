@@ -20,8 +20,6 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction, _triton_jit_function_registry
 
-from outrider.kernels.cuda.operators import FUNCTIONS, NAMESPACE
-
 NAME = "absent"
 
 
@@ -94,7 +92,7 @@ KERNELS = Kernels()
 class Copies(TorchDispatchMode):
     """Rejects copies between host and device that wait.
 
-    operations: with their shapes; our operators by their parts. launches: of kernels and copies. compiled: variants of
+    operations: with their shapes. launches: of kernels and copies. compiled: variants of
     our kernels, on first use.
     """
 
@@ -126,9 +124,6 @@ class Copies(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs, name = kwargs or {}, str(func)
-        if func.namespace == NAMESPACE:
-            with self:
-                return FUNCTIONS[func._schema.name](*args, **kwargs)
         out = func(*args, **kwargs)
         given, made = [*_tensors((*args, *kwargs.values()))], [*_tensors((out,))]
         devices = {leaf.device.type for leaf in (*given, *made) if leaf.dim() or leaf.device.type != "cpu"}

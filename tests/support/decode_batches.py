@@ -5,10 +5,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import xgrammar
 from planning import request
+from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import SamplingParams
 
+from outrider.server.plugin.grammars.backend import BoundedGrammar
+from outrider.server.plugin.grammars.forced import ForcedText, Spelling
 from outrider.server.plugin.spec_inputs import StepState
 
 VOCABULARY = 96
@@ -47,3 +51,15 @@ def batch_of(kind: str, lengths: list[int], rows: torch.Tensor, device: torch.de
         reqs=reqs, req_pool_indices=ids, req_pool_indices_cpu=rows, seq_lens=ids, seq_lens_cpu=None,
         spec_info=StepState(ids, ids), sampling_info=info, return_logprob=False, return_hidden_states=False,
     )  # fmt: skip
+
+
+def grammar() -> BoundedGrammar:
+    """A grammar that forces a text and has read its first token."""
+    words = [chr(32 + number) for number in range(VOCABULARY - 1)]
+    info = xgrammar.TokenizerInfo([*words, "<end>"], stop_token_ids=[VOCABULARY - 1])
+    compiled = xgrammar.GrammarCompiler(info, max_threads=1).compile_regex("forced text")
+    spelling = Spelling(lambda text: [ord(char) - 32 for char in text], [word.encode() for word in words])
+    plain = XGrammarGrammar(xgrammar.GrammarMatcher(compiled), VOCABULARY, compiled, None, "", None)
+    made = BoundedGrammar(plain, ForcedText(spelling), unlimited=True)
+    made.accept_token(ord("f") - 32)
+    return made

@@ -163,7 +163,7 @@ class Enumeration:
 
     def _shown(self, seen: Seen) -> StepPlanner:
         """A new planning that has observed `seen`."""
-        shared = [self.table, self.metrics, seen.planning.recording, seen.planning.readback]
+        shared = [self.table, self.metrics, seen.planning.recording]
         cost = seen.planning.planner.cost
         memo = {id(each): each for each in [*shared, cost] if each is not None}
         planning, step = copy.deepcopy((seen.planning, seen.step), memo)

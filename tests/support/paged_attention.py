@@ -13,7 +13,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMo
 from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.ragged import flatten_bucket
 from outrider.server.plugin.hooks.platform import OutriderCpuPlatform
-from outrider.server.plugin.spec_inputs import VerifyInput, indptr, ragged_layout
+from outrider.server.plugin.spec_inputs import indptr, ragged_layout, verify_input
 
 CONTEXT = 512
 
@@ -63,8 +63,7 @@ class Paged:
         nothing = torch.zeros(count, dtype=torch.int64), torch.zeros((count, width - 1), dtype=torch.int64)
         table = self.requests.req_to_token
         flat = flatten_bucket(*nothing, lens - 1, seq_lens, table, self.rows, tokens)
-        layout = ragged_layout(flat.qo_indptr, tokens)
-        spec = VerifyInput(flat.positions, lens, width, capture_hidden=False, layout=layout)
+        spec = verify_input(flat.positions, ragged_layout(flat.qo_indptr, tokens), width, False)
         return self._batch(ForwardMode.TARGET_VERIFY, flat.slots, seq_lens, spec_info=spec, positions=flat.positions)
 
     def extend(self, extend_lens: Sequence[int]) -> ForwardBatch:

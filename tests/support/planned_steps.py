@@ -1,7 +1,7 @@
 """Decode steps, planned as by the worker.
 
-All tensors live on the CPU. `device="cuda"` makes StepPlanner treat them as device tensors, which it may not read
-before the step after the next begins.
+All tensors live on the CPU. `device="cuda"` makes StepPlanner treat them as device tensors, which come to the host when
+the next step has been launched.
 """
 
 import numpy as np
@@ -49,8 +49,28 @@ def run(planning, *rows, accepted=1, confidence=0.9):
     """A whole step; returns its accept_lens, which a device may still be computing."""
     admission = admit(planning, begin(planning, *rows), confidence)
     accept_lens = torch.full((len(rows),), accepted)
-    planning.finish(admission, accept_lens)
+    finish(planning, admission, accept_lens)
     return accept_lens
+
+
+def finish(planning, admission, accept_lens):
+    """Finish a step. From a GPU SGLang then brings the outcome of the one before."""
+    made = planning.finish(admission, accept_lens)
+    arrive(planning)
+    planning.under_way = made
+
+
+def arrive(planning):
+    """Bring the last outcome, as SGLang does."""
+    last, planning.under_way = getattr(planning, "under_way", None), None
+    if last is not None:
+        last.copy_to_host(torch.clone).consume(None, [])
+
+
+def state(planning):
+    """The state once all outcomes have arrived."""
+    arrive(planning)
+    return planning.state()
 
 
 def logged(planning):

@@ -71,8 +71,9 @@ def step_of(requests: int, gamma: int, budget: Budget | None = None) -> Step:
     table.admit([request() for _ in range(requests)], torch.arange(requests))
     entries, budget = table.entries(np.arange(requests)), budget or Budget(draft=True, tokens=None)
     return Step(
-        view=(seen := view(requests, gamma)), budget=budget, draft_mask=budget.draft_mask(seen.limits), entries=entries,
-        classes=torch.zeros(requests, dtype=torch.int64), began=0.0, planner_seconds=0.0,
+        planner=VerifyAll(), view=(seen := view(requests, gamma)), budget=budget,
+        draft_mask=budget.draft_mask(seen.limits), entries=entries, classes=torch.zeros(requests, dtype=torch.int64),
+        began=0.0, planner_seconds=0.0,
     )  # fmt: skip
 
 

@@ -77,12 +77,13 @@ class Family:
         from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
         from outrider.server.plugin.decode.flatten import flatten
-        from outrider.server.plugin.spec_inputs import VerifyInput
+        from outrider.server.plugin.spec_inputs import ragged_layout, verify_input
 
         who = torch.tensor(requests)
         given, lens, rows = verify_lens[who], self.lens[who], who + 1
         flat = flatten(self.anchors[who], self.drafts[who], given, lens, self.table, rows)
-        spec = VerifyInput(flat.positions, given + 1, MOST, capture_hidden=False)
+        layout = ragged_layout(flat.qo_indptr, len(flat.positions))
+        spec = verify_input(flat.positions, layout, MOST, False)
         batch = ForwardBatch(
             forward_mode=ForwardMode.TARGET_VERIFY, batch_size=len(who), input_ids=flat.input_ids,
             req_pool_indices=rows, seq_lens=lens, out_cache_loc=flat.slots, seq_lens_sum=None, seq_lens_cpu=None,

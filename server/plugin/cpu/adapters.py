@@ -98,7 +98,7 @@ class CpuAdapters:
         """Prepare the next forward, of this batch of SGLang's."""
         mode, ids = forward_batch.forward_mode, forward_batch.lora_ids
         if mode.is_target_verify():
-            lens = forward_batch.spec_info.query_lens
+            lens = forward_batch.spec_info.ragged_verify_layout.verify_lens
         elif mode.is_decode_or_idle():
             lens = torch.ones(len(ids), dtype=torch.int64)
         else:

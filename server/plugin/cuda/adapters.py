@@ -15,7 +15,7 @@ class RaggedLoRABackend(TritonLoRABackend):
         super().prepare_lora_batch(forward_batch, *args, **kwargs)
         if not forward_batch.forward_mode.is_target_verify() or forward_batch.spec_info is None:
             return  # None: dummies of gamma + 1 rows each
-        batch, lens = self.batch_info, forward_batch.spec_info.query_lens
+        batch, lens = self.batch_info, forward_batch.spec_info.ragged_verify_layout.verify_lens
         batch.seg_lens[: len(lens)].copy_(lens)
         batch.seg_lens[len(lens) :].zero_()  # a graph has more slots
         torch.cumsum(batch.seg_lens, dim=0, out=batch.seg_indptr[1:])

@@ -20,7 +20,6 @@ from outrider.kernels.ragged import write_cached_slots
 from outrider.kernels.upload import upload
 
 from .flashinfer_plan import PAGE, FlashInferPlan, plan_verify, slots_for_tile
-from .readback import Readback
 
 PLAN_BYTES = 1 << 20
 """Bytes of a bucket's plan, on the device and pinned on the host; FlashInfer's default is 8 MB. A plan takes 17 for
@@ -39,7 +38,6 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
         for phase, name in (("prefill", "prefill_attention_backend_str"), ("decode", "decode_attention_backend_str")):
             if getattr(runner, name) == "flashinfer":
                 self._check_kv_attention_access(phase, getattr(self, f"{phase}_kv_access"))
-        self._readback = Readback()
         self._page_table = runner.req_to_token_pool.req_to_token
         self._buckets: dict[int, tuple[list[Any], int]] = {}  # wrappers and slots by tokens
         self._window = -1
@@ -115,9 +113,8 @@ class RaggedFlashInferBackend(FlashInferAttnBackend):
     def _plan_all(self, wrappers: list[Any], forward_batch: Any, layout: RaggedVerifyLayout, slots: int) -> None:
         """Plan after a wait for the lengths; earlier plans have been copied to the device by then."""
         requests = layout.bs
-        arrival = self._readback.start(layout.verify_lens, forward_batch.seq_lens[:requests])
-        arrival.wait()
-        query_lens, seq_lens = (lens.numpy().astype(np.int64) for lens in arrival.copies)
+        lens = layout.verify_lens.long(), forward_batch.seq_lens[:requests].long()
+        query_lens, seq_lens = torch.stack(lens).cpu().numpy()
         rows = forward_batch.req_pool_indices[:requests].long()
         for index, wrapper in enumerate(wrappers):
             window = self._window if index == 0 else -1

@@ -1,4 +1,4 @@
-"""Copies and times that a device finishes later; neither the host nor the next step waits for them.
+"""Outcomes and times of steps, which a device finishes later; neither the host nor the next step waits for them.
 
 On a GPU the host is a step ahead of the device. A step lasts from the end of the previous step to its own end, on the
 device's clock. On a CPU it lasts until the next one begins.
@@ -6,61 +6,38 @@ device's clock. On a CPU it lasts until the next one begins.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
 
 
-class PendingCopy:
-    """Copies on the host that are there once `done`: pinned, in the order of the tensors. sources: kept until then, so
-    that their memory is not reused."""
-
-    def __init__(self, copies: tuple[torch.Tensor, ...], sources: tuple[torch.Tensor, ...], event: Any) -> None:
-        self.copies, self.sources, self.event = copies, sources, event
-
-    @property
-    def done(self) -> bool:
-        return bool(self.event.query())
-
-    def wait(self) -> None:
-        self.event.synchronize()
-
-
-class StepEnd(PendingCopy):
+class StepEnd:
     """The moment at which a device has finished all work launched so far. before: end of the previous step; None if
     other work came between."""
 
     def __init__(self, device: torch.device, before: StepEnd | None) -> None:
-        super().__init__((), (), torch.get_device_module(device).Event(enable_timing=True))
-        self.event.record()
-        self._before = None if before is None else before.event
+        self._event = torch.get_device_module(device).Event(enable_timing=True)
+        self._event.record()
+        self._before = None if before is None else before._event
 
     @property
     def seconds(self) -> float | None:
         """Seconds from the end of the step before to this one, once this one has come; None if unknown."""
-        return None if self._before is None else float(self._before.elapsed_time(self.event)) / 1e3
+        return None if self._before is None else float(self._before.elapsed_time(self._event)) / 1e3
 
 
 class Readback:
-    """A separate stream for copies, which wait until their sources are computed."""
+    """An auxiliary output of SGLang: `arrived` gets copies of the tensors on the host, after the step's tokens."""
 
-    def __init__(self) -> None:
-        self._stream: Any = None
+    def __init__(self, arrived: Callable[..., None], *tensors: torch.Tensor) -> None:
+        self._arrived, self.tensors = arrived, tensors
 
-    def start(self, *tensors: torch.Tensor) -> PendingCopy:
-        """Copy the tensors as they are once all work launched so far is done."""
-        device = tensors[0].device
-        module = torch.get_device_module(device)
-        if self._stream is None:
-            self._stream = module.Stream()
-        computed, copied = module.Event(), module.Event()
-        computed.record()
-        with module.stream(self._stream):
-            self._stream.wait_event(computed)
-            pin = device.type != "cpu"  # tests on a CPU need no pinned memory
-            copies = tuple(
-                torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=pin).copy_(tensor, non_blocking=True)
-                for tensor in tensors
-            )
-            copied.record()
-        return PendingCopy(copies, tensors, copied)
+    def copy_to_host(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> Self:
+        """Start the copies, without a wait, on SGLang's stream for them."""
+        self.tensors = tuple(copy(tensor) for tensor in self.tensors)
+        return self
+
+    def consume(self, batch: Any, commits: Sequence[Any]) -> None:
+        """Pass the copies on. SGLang calls this when the step is over."""
+        self._arrived(*self.tensors)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from ..spec_inputs import VerifyInput, ragged_layout
+from ..spec_inputs import ragged_layout, verify_input
 
 DUMMIES = "sglang.srt.model_executor.model_runner.ModelRunner.prepare_dummy_forward_batch"
 
@@ -25,6 +25,5 @@ def with_lengths(original: Callable[[Any, Any], Any], runner: Any, forward_batch
         tokens = len(batch.positions)
         width = tokens // batch.batch_size
         ends = torch.arange(0, tokens + 1, width, dtype=torch.int32, device=batch.positions.device)
-        layout = ragged_layout(ends, tokens)
-        batch.spec_info = VerifyInput(batch.positions, layout.verify_lens.long(), width, False, layout)
+        batch.spec_info = verify_input(batch.positions, ragged_layout(ends, tokens), width, False)
     return batch

@@ -16,7 +16,7 @@ from outrider.drafters import registry
 
 from ..attention_backends import buckets_of
 from ..config import PluginConfig
-from ..spec_inputs import VerifyInput
+from ..spec_inputs import verify_input
 
 
 class VerifyGraphRunner(DecodeCudaGraphRunner):
@@ -60,7 +60,7 @@ class VerifyGraphRunner(DecodeCudaGraphRunner):
         finally:
             self.capture_bs, self.captured_req_width = sizes, width
 
-    def get_spec_info(self, num_tokens: int) -> VerifyInput:
+    def get_spec_info(self, num_tokens: int) -> Any:
         """Return the input to capture a graph of num_tokens tokens. SGLang has it for its own algorithms only."""
         lens = build_capture_verify_lens(
             num_tokens=num_tokens, num_slots=self.buckets.slots(num_tokens), num_draft_tokens=self.buckets.width
@@ -69,9 +69,7 @@ class VerifyGraphRunner(DecodeCudaGraphRunner):
             verify_lens_cpu=lens, device=self.device, grid=self.capture_num_tokens
         )
         self._captured_ragged_layouts[num_tokens] = layout  # SGLang refreshes it for every replay
-        return VerifyInput(
-            self.buffers.positions[:num_tokens], layout.verify_lens, self.buckets.width, shows_hidden_states(), layout
-        )
+        return verify_input(self.buffers.positions[:num_tokens], layout, self.buckets.width, shows_hidden_states())
 
 
 def shows_hidden_states() -> bool:

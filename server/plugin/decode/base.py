@@ -80,7 +80,7 @@ class TargetWorker(BaseSpecWorker):
         self._capture_drafts()
         if not table.is_cpu:
             shape = self.req_to_token_pool.size, table, runner.model_config.vocab_size, self.width - 1
-            warm_up.run_all(warm_up.Shapes(*shape, self.config.by_block), self.drafter)
+            warm_up.run_all(*shape, self.drafter, by_block=self.config.by_block)
 
     def _capture_drafts(self) -> None:
         """Capture graphs of drafts, on the rank that drafts."""

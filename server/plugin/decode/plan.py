@@ -1,14 +1,15 @@
 """Stage 2, plan: the planner decides how many drafts are verified, and learns from outcomes.
 
 Outcomes are read in batches, before the planner learns or metrics are written: a forward evicts this code from the
-caches, so reading three outcomes costs about as much as reading one. On a GPU they are copied to the host and read once
-they have arrived, except for the last step's. The planner never waits for the device, nor the device for the planner.
+caches, so reading three outcomes costs about as much as reading one. On a GPU SGLang copies them to the host with the
+step's tokens. The planner never waits for the device, nor the device for the planner.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,6 @@ INTS, FLOATS = ("verify_lens", "draft_lens", "ends", "classes"), ("raw", "confid
 """Tensors of an admission."""
 MOST_UNREAD = 16
 """Most steps with unread outcomes."""
-DEVICE_LAG = 1
-"""Steps that are still under way on a GPU when the next one is prepared; their results are not read yet."""
 
 
 class StepPlanner:
@@ -59,8 +58,6 @@ class StepPlanner:
         self.metrics, self.parts = metrics, parts or OptionalParts(Boundary(), [metrics])
         self.optional = self.parts.optional
         self.on_host = torch.device(device).type == "cpu"
-        self.lag = 0 if self.on_host else DEVICE_LAG
-        self.readback = Readback()
         self.recording = Recording(requests.gamma)
         self.corrects = corrects
         self._take(planner, calibration)
@@ -68,7 +65,7 @@ class StepPlanner:
         # On a GPU: the end of the last step, and of the one before the current step; None: other work came between.
         self._ended: StepEnd | None = None
         self._before: StepEnd | None = None
-        self._unread: deque[StepDrafts] = deque()
+        self._unread: deque[StepDrafts] = deque()  # arrived
         self._read_steps: deque[tuple[StepDrafts, FinishedStep]] = deque()  # may not be over yet
         # Of a step without drafts, on a GPU's host: no drafts, and a token of each request.
         self._none, self._one_each = Draft.nothing(0, requests.gamma, "cpu"), torch.ones(0).long()
@@ -77,7 +74,7 @@ class StepPlanner:
     def plan_by(self, planner: Planner, calibration: CalibrationTable | None) -> None:
         """Plan by these from the next step on. Outcomes of earlier steps go to the planner that planned them."""
         self._last = self._ended = None
-        self._catch_up(0)
+        self._catch_up()
         self._take(planner, calibration)
 
     def _take(self, planner: Planner, calibration: CalibrationTable | None) -> None:
@@ -96,17 +93,18 @@ class StepPlanner:
         self._before, self._ended = self._ended, None
         entries = self.requests.entries(rows)
         if entries.any_level:  # service levels depend on the tokens so far
-            self._catch_up(self.lag)
+            self._catch_up()
         view = self.view(entries, contexts, unsure)
         if self.planner.looks_back(view) or len(self._unread) > MOST_UNREAD:
-            self._catch_up(self.lag)
+            self._catch_up()
         called = time.perf_counter()
         budget = self.planner.budget(view)
         draft_mask = budget.draft_mask(view.limits)
         if not entries.all_planned:
             draft_mask = np.where(entries.planned, draft_mask, view.limits > 0)
         bucket = None if self.buckets is None else self._bucket(self.buckets, view, entries, budget)
-        return Step(view, budget, draft_mask, entries, classes, now, time.perf_counter() - called, bucket)
+        seconds = time.perf_counter() - called
+        return Step(self.planner, view, budget, draft_mask, entries, classes, now, seconds, bucket)
 
     def _bucket(self, buckets: TokenBuckets, view: StepView, entries: Entries, budget: Budget) -> int:
         """Return the smallest bucket that holds any possible admission."""
@@ -164,35 +162,37 @@ class StepPlanner:
             return classes, None
         return classes, self.calibration.parameters(confidence.shape[1], confidence.device)
 
-    def finish(self, admission: Admission, accept_lens: torch.Tensor) -> None:
-        """Queue a step's outcome. accept_lens: [R], the bonus token included."""
+    def finish(self, admission: Admission, accept_lens: torch.Tensor) -> Readback | None:
+        """Queue a step's outcome; on a GPU, return what SGLang copies to the host, then it is queued. accept_lens: [R],
+        the bonus token included."""
         if self.on_host:
-            outcome = self._last = StepDrafts(admission, accept_lens)
-        else:
-            self._ended = StepEnd(accept_lens.device, self._before)
-            outcome = self._of_anchors(admission) if admission.ends is None else self._read_back(admission, accept_lens)
-            outcome.ended = self._ended
-        self._unread.append(outcome)
+            self._last = StepDrafts(admission, accept_lens)
+            self._unread.append(self._last)
+            return None
+        self._ended = StepEnd(accept_lens.device, self._before)
+        if admission.ends is None:
+            return Readback(partial(self._arrived_anchors, admission, self._ended))
+        ints = [*(getattr(admission, name) for name in INTS), accept_lens]
+        whole = [*ints, *(getattr(admission, name).float() for name in FLOATS)]
+        packed = torch.cat([each.contiguous().view(torch.int32).flatten() for each in whole])
+        return Readback(partial(self._arrived, admission, self._ended), packed)
 
-    def _of_anchors(self, admission: Admission) -> StepDrafts:
-        """Return the outcome of a step without drafts, which the host knows: one token of each request."""
+    def _arrived_anchors(self, admission: Admission, ended: StepEnd) -> None:
+        """Queue the outcome of a step without drafts, which the host knows: one token of each request."""
         count = len(admission.step.view.rows)
         if len(self._one_each) != count:
             self._none, self._one_each = Draft.nothing(count, self.requests.gamma, "cpu"), torch.ones(count).long()
         lens, confidence = self._none.lens, self._none.confidence
         known: dict[str, Any] = dict.fromkeys(INTS, lens) | dict.fromkeys(FLOATS, confidence) | {"ends": None}
-        return StepDrafts(replace(admission, **known), self._one_each)
+        self._unread.append(StepDrafts(replace(admission, **known), self._one_each, ended))
 
-    def _read_back(self, admission: Admission, accept_lens: torch.Tensor) -> StepDrafts:
-        """Start copying the outcome to the host, packed; its tensors are read after `arrival`."""
-        ints = [*(getattr(admission, name) for name in INTS), accept_lens]
-        whole = [*ints, *(getattr(admission, name).float() for name in FLOATS)]
-        arrival = self.readback.start(torch.cat([each.contiguous().view(torch.int32).flatten() for each in whole]))
-        (packed,), count = arrival.copies, 2 * len(ints) * len(accept_lens)
-        *ints, accepted = packed[:count].view(torch.int64).view(len(ints), -1)
+    def _arrived(self, admission: Admission, ended: StepEnd, packed: torch.Tensor) -> None:
+        """Queue the outcome of a step with drafts, from `finish`, packed, on the host."""
+        count = 2 * (len(INTS) + 1) * len(admission.verify_lens)
+        *ints, accepted = packed[:count].view(torch.int64).view(len(INTS) + 1, -1)
         floats = packed[count:].view(torch.float32).view(len(FLOATS), *admission.raw.shape)
         copies: dict[str, Any] = dict(zip((*INTS, *FLOATS), (*ints, *floats), strict=True))
-        return StepDrafts(replace(admission, **copies), accepted, arrival)
+        self._unread.append(StepDrafts(replace(admission, **copies), accepted, ended))
 
     def interrupt(self) -> None:
         """Time neither the last step on a CPU nor the next one on a GPU: requests are prefilled between them."""
@@ -200,17 +200,12 @@ class StepPlanner:
         self.flush()
 
     def flush(self) -> None:
-        self._catch_up(self.lag)
+        self._catch_up()
         self.parts.flush()
 
-    def _catch_up(self, lag: int) -> None:
-        """Read arrived outcomes, except of the last `lag` steps, and learn from finished steps. lag 0: wait for all."""
-        while len(self._unread) > lag:
-            pending = self._unread[0].arrival or self._unread[0].ended
-            if pending is not None and lag and not pending.done:
-                break
-            if pending is not None and not lag:
-                pending.wait()
+    def _catch_up(self) -> None:
+        """Read the outcomes that have arrived, and learn from finished steps."""
+        while self._unread:
             outcome = self._unread.popleft()
             self._read_steps.append((outcome, self._read(outcome)))
         while self._read_steps and self._read_steps[0][0] is not self._last:
@@ -250,7 +245,7 @@ class StepPlanner:
         if self.on_host:
             finished.seconds = drafts.seconds
         seconds = finished.seconds
-        self.planner.observe(finished)
+        drafts.step.planner.observe(finished)
         self._learning += time.perf_counter() - began
         if seconds is not None:
             view, tokens = finished.view, finished.tokens
@@ -262,7 +257,7 @@ class StepPlanner:
 
     def state(self) -> dict[str, Any]:
         """Return all records since `forget`, and the buckets, in types that can be sent to another process."""
-        self._catch_up(0)
+        self._catch_up()
         self.metrics.flush()
         return self.recording.to_lists() | {"buckets": None if self.buckets is None else list(self.buckets.sizes)}
 
@@ -273,9 +268,9 @@ class StepPlanner:
         return live.snapshot(self.metrics, curve)
 
     def _curve(self) -> PlannedCurve | None:
-        self._catch_up(0)
+        self._catch_up()
         return self.planner.curve()
 
     def forget(self) -> None:
-        self._catch_up(0)
+        self._catch_up()
         self.recording.clear()

@@ -12,10 +12,10 @@ import torch
 
 from outrider.scheduler.calibration.records import Recorder
 from outrider.scheduler.calibration.table import CalibrationTable
-from outrider.scheduler.contract import Budget, StepView
+from outrider.scheduler.contract import Budget, Planner, StepView
 from outrider.scheduler.cost.prefill import PrefillPoint
 
-from ..cuda.readback import PendingCopy, StepEnd
+from ..cuda.readback import StepEnd
 from .requests import Entries
 
 RECORDED_REQUEST_STEPS = 1 << 15
@@ -27,11 +27,12 @@ RECORDED_PREFILLS = 1 << 8
 class Step:
     """A step of R requests that has begun.
 
-    view, budget: the planner's input and output. draft_mask: [R] bool, the drafter's model may draft for a request.
+    view, budget: what `planner` got and gave. draft_mask: [R] bool, the drafter's model may draft for a request.
     classes: [R] int64, place in `calibration.classes.CLASSES` of a model's drafts. began: seconds on the host's clock.
     planner_seconds: the planner's time so far. bucket: tokens of its forward; None: as many as are verified.
     """
 
+    planner: Planner
     view: StepView
     budget: Budget
     draft_mask: np.ndarray
@@ -88,7 +89,6 @@ class StepDrafts:
     """A step after acceptance: its drafts and their outcome.
 
     admission: in tensors of the host. accepted: [R] int64 in 1..gamma+1, accepted drafts plus the target's token.
-    arrival: the copy after which these may be read; None: at once.
     ended: end of the step on a GPU. seconds: time until the next decode step on a CPU; None if not known (yet).
 
     `read` makes arrays of admission and accepted. tokens: [R], committed, fewer than accept_lens if an answer ends.
@@ -98,7 +98,6 @@ class StepDrafts:
 
     admission: Admission
     accepted: torch.Tensor
-    arrival: PendingCopy | None = None
     ended: StepEnd | None = None
     seconds: float | None = None
     raw: np.ndarray = field(init=False)

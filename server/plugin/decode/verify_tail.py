@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from outrider.drafters.graphs import HeldRules
 from outrider.kernels.acceptance import Verification, accept_logits
 from outrider.kernels.noise import Purpose, streams, uniforms
 from outrider.kernels.ragged import FlatVerify, commit, copy_all
@@ -28,7 +29,6 @@ if TYPE_CHECKING:  # tests/gpu/kernels run without SGLang
 
 Observe = Callable[[torch.Tensor | None, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Takes hidden states, tokens, positions and slots [T]."""
-NO_TOP_K = 1 << 30
 
 
 class VerifyTail:
@@ -48,35 +48,28 @@ class VerifyTail:
         self._vocab: torch.Tensor | None
         self._q, self._vocab = (None, None) if room is None else room
         self._drafts = torch.zeros((slots, buckets.width - 1), dtype=torch.int64, device=device)
-        self._lens, self._begins, self._seeds = torch.zeros((3, slots), dtype=torch.int64, device=device)
+        self._lens, self._begins, self._zeros = torch.zeros((3, slots), dtype=torch.int64, device=device)
         self._total, self._gate = torch.zeros((2, 1), dtype=torch.int64, device=device)
         self._request, self._step = torch.zeros((2, tokens), dtype=torch.int64, device=device)
-        self._decided, self._points = torch.ones((2, slots), dtype=torch.bool, device=device)
-        self._rules = Rules(
-            torch.zeros(slots, device=device),
-            torch.full((slots,), NO_TOP_K, device=device),
-            torch.ones(slots, device=device),
-            torch.zeros(slots, device=device),
-        )
-        self._opened: bool | tuple[int, int] = False  # requests and tokens of anchors alone
-        self._taken: Sampling | None = None
-        self._zeros = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._points = torch.ones(slots, dtype=torch.bool, device=device)
+        self._rules = HeldRules(slots, device)
+        self._opened: bool | tuple[int, int, Sampling] = False  # requests, tokens and sampling of anchors alone
         self._one = torch.ones(1, dtype=torch.int64, device=device)
         self._results: dict[int, torch.Tensor] = {}
 
     def capture(self, runner: Any, output: Any, batch: Any, tokens: int) -> None:
         """Capture the tail. SGLang calls this after the captured forward of `tokens` tokens."""
         count, request, step = batch.batch_size, self._request[:tokens], self._step[:tokens]
-        drafts, seeds, anchors = self._drafts[:count], self._seeds[:count], batch.seq_lens.long()
-        lens = self._lens[:count]
+        drafts, lens, anchors = self._drafts[:count], self._lens[:count], batch.seq_lens.long()
+        held = self._rules.of(count)
+        seeds, rules = held["seeds"], Rules(*(held[name] for name in Rules._fields))
         verification = Verification(
             drafts, lens, torch.cat([self._begins[:count], self._total]),
             uniforms=uniforms(streams(seeds, anchors, Purpose.ACCEPT), drafts.shape[1]),
             final_keys=streams(seeds, anchors, Purpose.FINAL),
-            decided=self._decided[:count], draft_probs=self._q, vocab=self._vocab, by_block=self._by_block,
+            decided=held["decided"], draft_probs=self._q, vocab=self._vocab, by_block=self._by_block,
             points=None if self._q is None else self._points[:count],
         )  # fmt: skip
-        rules = Rules(*(rule[:count] for rule in self._rules if rule is not None))
         keys = streams(seeds[request], batch.positions.long() + 1, Purpose.TOKEN)
         accept_lens, accepted = accept_logits(verification, request, output.next_token_logits, rules, keys)
         slots = batch.out_cache_loc * self._gate
@@ -105,7 +98,7 @@ class VerifyTail:
         """Make the next replay accept and commit this batch of R requests. verify_lens: [R]. alone: the host knows that
         they are 0, so batches of one size are prepared once."""
         count, tokens = len(verify_lens), len(flat.request)
-        if alone and self._opened == (count, tokens) and self._taken is sampling:
+        if alone and self._opened == (count, tokens, sampling):
             return
         nothing = self._zeros[count:]  # a slot without a request reads the first row
         copy_all([
@@ -120,23 +113,8 @@ class VerifyTail:
                 self._points.fill_(draft.probs is None)
             else:
                 self._points[:count].copy_(draft.points)
-        self._take_rules(sampling, count)
-        self._opened = (count, tokens) if alone else True
-
-    def _take_rules(self, sampling: Sampling, count: int) -> None:
-        """Copy rules and seeds into the graph's buffers, once for the same running requests."""
-        if self._taken is sampling:
-            return
-        self._taken = sampling
-        self._rules.temperatures[count:].zero_()
-        self._decided[:count].copy_(sampling.decided)
-        self._seeds[:count].copy_(sampling.seeds)
-        for mine, its, off in zip(self._rules, sampling.rules, (0.0, NO_TOP_K, 1.0, 0.0), strict=True):
-            assert mine is not None
-            if its is None:
-                mine[:count].fill_(off)
-            else:
-                mine[:count].copy_(its)
+        self._rules.take(sampling)
+        self._opened = (count, tokens, sampling) if alone else True
 
     def close(self) -> None:
         """Make the next replay write no results."""

@@ -64,6 +64,7 @@ class SpeculativeWorker(LeaderWorker):
 
         result = self._decoded(batch, verified, accepted, on_publish)
         if admission is not None:
-            run("planning", None, self.planning.finish, admission, accepted.lens)
+            outcome = run("planning", None, self.planning.finish, admission, accepted.lens)
+            verified.logits_output.auxiliary_device_output = outcome
         self.parts.sent(result, self.requests, at, admission, accepted.lens)
         return result

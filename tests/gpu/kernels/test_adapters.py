@@ -38,7 +38,8 @@ def backend(monkeypatch: pytest.MonkeyPatch):
 def prepare(backend, lens: list[int], slots: list[int], graph: bool) -> None:
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-    spec = SimpleNamespace(draft_token_num=WIDTH, query_lens=torch.tensor(lens, device=ON))
+    layout = SimpleNamespace(verify_lens=torch.tensor(lens, device=ON))
+    spec = SimpleNamespace(draft_token_num=WIDTH, ragged_verify_layout=layout)
     batch = SimpleNamespace(
         forward_mode=ForwardMode.TARGET_VERIFY, batch_size=len(lens), spec_info=spec,
         input_ids=torch.zeros(sum(lens) + 3, dtype=torch.int64, device=ON),  # with padding

@@ -29,8 +29,8 @@ def test_bits_of_keys_and_numbers():
     for purpose in Purpose:
         keys = torch_streams(seeds, positions, purpose)
         assert differing(noise.streams(*moved((seeds, positions)), int(purpose)), keys) == 0
-    assert differing(noise.substreams(moved(keys[0]), 7), torch_numbers(keys[0], 7)) == 0
-    assert differing(noise.uniforms(moved(keys[0]), 7), torch_uniforms(keys[0], 7)) == 0
+    assert differing(noise.numbers(moved(keys[0]), 7, torch.int64), torch_numbers(keys[0], 7)) == 0
+    assert differing(noise.numbers(moved(keys[0]), 7, torch.float64), torch_uniforms(keys[0], 7)) == 0
 
 
 def test_bits_of_drafts_keys():

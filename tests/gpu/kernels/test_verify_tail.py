@@ -63,7 +63,12 @@ class Merged:
             rules = Rules(given.temperatures, (2 + 30 * numbers[0]).long(), 0.5 + numbers[1] / 2, numbers[2] / 8)
         said = not sampled, sampled and bool(seeded.any()), bool((greedy | seeded).all())
         sampling: Any = SimpleNamespace(
-            rules=rules, seeds=given.seeds, decided=greedy | seeded, all_greedy=said[0], all_decided=said[2]
+            rules=rules,
+            seeds=given.seeds,
+            seeded=seeded,
+            decided=greedy | seeded,
+            all_greedy=said[0],
+            all_decided=said[2],
         )
         draft = self.made.draft(given)
         lens, flat = self.made.plan(given, draft, self.tokens)

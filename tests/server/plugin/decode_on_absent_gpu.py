@@ -16,10 +16,8 @@ from unittest import mock
 import absent_gpu
 import numpy as np
 import torch
-import xgrammar
-from decode_batches import BATCHES, VOCABULARY, batch_of
+from decode_batches import BATCHES, VOCABULARY, batch_of, grammar
 from prometheus_client import CollectorRegistry
-from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 from sglang.srt.runtime_context import SpawnRanks, publish
 from sglang.srt.server_args import ServerArgs
 from tiny_drafters import CONFIGS, DIFFUSIONS, PATHS
@@ -66,8 +64,6 @@ from outrider.server.plugin.decode.plan import StepPlanner
 from outrider.server.plugin.decode.ranks import Ranks
 from outrider.server.plugin.decode.requests import RequestTable
 from outrider.server.plugin.decode.verify import VerifyStage
-from outrider.server.plugin.grammars.backend import BoundedGrammar
-from outrider.server.plugin.grammars.forced import ForcedText, Spelling
 
 POOL, CONTEXT, SLOTS, REQUESTS = 80, 128, 600, 3
 MANY, ASKING = 80, (2, 3, 16, 33, 65)
@@ -311,9 +307,8 @@ def late(drafter: str, device: torch.device, *, without: Any = None) -> tuple[in
             numbers = torch.zeros(tokens, dtype=torch.int64, device=device)
             with absent_gpu.watching():
                 capture(worker, outputs(worker, tokens), numbers, numbers, numbers)
-        shapes = warm_up.Shapes(MANY, worker.page_table, VOCABULARY, worker.width - 1, True)
         with absent_gpu.watching():
-            warm_up.run_all(shapes, worker.drafter)
+            warm_up.run_all(MANY, worker.page_table, VOCABULARY, worker.width - 1, worker.drafter, by_block=True)
         compiled, missed = len(absent_gpu.KERNELS.compiled) - before, list[str]()
         for count in ASKING:
             rows = np.arange(count)
@@ -340,18 +335,6 @@ def run(drafter: str, planner: str, kind: str, device: torch.device, *, with_ker
             ours = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in place]
             return {"error": f"{type(error).__name__}: {str(error)[:200]} at {' '.join(ours[-4:])}"}
     return {"same": short == long, "operations": len(short[1])}
-
-
-def grammar() -> BoundedGrammar:
-    """A grammar that forces a text and has read its first token."""
-    words = [chr(32 + number) for number in range(VOCABULARY - 1)]
-    info = xgrammar.TokenizerInfo([*words, "<end>"], stop_token_ids=[VOCABULARY - 1])
-    compiled = xgrammar.GrammarCompiler(info, max_threads=1).compile_regex("forced text")
-    spelling = Spelling(lambda text: [ord(char) - 32 for char in text], [word.encode() for word in words])
-    plain = XGrammarGrammar(xgrammar.GrammarMatcher(compiled), VOCABULARY, compiled, None, "", None)
-    made = BoundedGrammar(plain, ForcedText(spelling), unlimited=True)
-    made.accept_token(ord("f") - 32)
-    return made
 
 
 def forced(device: torch.device) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def test_dummies_of_the_start_are_verified_with_equal_lengths(kernels):
     batch = paged.verify([4] * 3, tokens=12, width=4)
     expected, batch.spec_info = batch.spec_info, None
     batch = with_lengths(lambda runner, batch: batch, None, batch)
-    assert batch.spec_info.query_lens.tolist() == [4, 4, 4]
+    assert batch.spec_info.ragged_verify_layout.verify_lens.tolist() == [4, 4, 4]
     layout, wanted = batch.spec_info.ragged_verify_layout, expected.ragged_verify_layout
     assert layout.graph_num_tokens == wanted.graph_num_tokens
     for name in ("verify_lens", "extend_start_loc", "qo_indptr_device"):

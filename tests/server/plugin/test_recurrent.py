@@ -9,6 +9,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from outrider.server.plugin import attention_backends
 from outrider.server.plugin.cpu.recurrent import RecurrentBackend
+from outrider.server.plugin.spec_inputs import indptr, ragged_layout, verify_input
 
 REQUESTS, LAYERS, KEY_HEADS, HEADS, KEY, VALUE, TAPS = 3, 2, 1, 2, 16, 16, 4
 CHANNELS = 2 * KEY_HEADS * KEY + HEADS * VALUE
@@ -57,7 +58,7 @@ class Served:
     def run(self, mode: ForwardMode, begins: list[int], lens: list[int], wrong_from: list[int]) -> list[torch.Tensor]:
         """Outputs [lens, LAYERS, HEADS, VALUE]. Tokens from wrong_from on differ."""
         counts = torch.tensor(lens)
-        spec = SimpleNamespace(query_lens=counts, draft_token_num=8)
+        spec = verify_input(counts, ragged_layout(indptr(counts), sum(lens)), 8, False)
         seq_lens = torch.tensor(begins) + (0 if mode.is_target_verify() else counts)
         self.backend.init_forward_metadata(
             SimpleNamespace(

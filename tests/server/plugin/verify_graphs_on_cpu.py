@@ -42,7 +42,7 @@ from outrider.server.plugin.decode.flatten import flatten  # noqa: E402
 from outrider.server.plugin.decode.sampling import Sampling  # noqa: E402
 from outrider.server.plugin.decode.verify_tail import VerifyTail  # noqa: E402
 from outrider.server.plugin.hooks.algorithm import OutriderAlgorithm  # noqa: E402
-from outrider.server.plugin.spec_inputs import VerifyInput, ragged_layout  # noqa: E402
+from outrider.server.plugin.spec_inputs import ragged_layout, verify_input  # noqa: E402
 
 REQUESTS, CAPTURED, WIDTH, CONTEXT, VOCAB, SIZE = 7, 5, 4, 64, 40, 16
 BUCKETS = TokenBuckets(REQUESTS, WIDTH, CAPTURED)
@@ -182,7 +182,7 @@ def verification(
     flat = flatten(anchors, drafts, verify_lens, seq_lens, runner.attn_backend.page_table, rows, bucket)
     layout = ragged_layout(flat.qo_indptr, len(flat.request))
     shown = verify_graphs.shows_hidden_states()
-    spec = VerifyInput(flat.positions, verify_lens + 1, WIDTH, shown, layout)
+    spec = verify_input(flat.positions, layout, WIDTH, shown)
     batch = ForwardBatch(
         forward_mode=ForwardMode.TARGET_VERIFY, batch_size=count, input_ids=flat.input_ids, req_pool_indices=rows,
         seq_lens=seq_lens, out_cache_loc=flat.slots, seq_lens_sum=None, seq_lens_cpu=None, positions=flat.positions,
@@ -330,18 +330,19 @@ def faults() -> dict[str, bool]:
     """Wrong buffers of the tail: whether replays detect it."""
     seen, runner = {}, make("dspark")
     tail, taken = runner.model_runner.tail, VerifyTail.open
+    rules = tail._rules._buffers
     changes = {
-        "seeds": lambda: tail._seeds.add_(1),
-        "decided": lambda: tail._decided.logical_not_(),
+        "seeds": lambda: rules["seeds"].add_(1),
+        "decided": lambda: rules["decided"].logical_not_(),
         "lookups": lambda: tail._points.logical_not_(),
-        "temperatures": lambda: tail._rules.temperatures.mul_(1.5),
-        "top-k": lambda: tail._rules.top_ks.fill_(1),
-        "top-p": lambda: tail._rules.top_ps.fill_(0.1),
+        "temperatures": lambda: rules["temperatures"].mul_(1.5),
+        "top-k": lambda: rules["top_ks"].fill_(1),
+        "top-p": lambda: rules["top_ps"].fill_(0.1),
     }
     for name, change in changes.items():
 
         def opened(tail: VerifyTail, *arguments: Any, change: Any = change) -> None:
-            tail._taken = None
+            tail._rules._taken = ()
             taken(tail, *arguments)
             change()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sglang.srt.managers.auxiliary_output import append_auxiliary_output
 
 from outrider.scheduler.calibration.classes import SOURCES
 
@@ -101,4 +102,5 @@ class Tracing(OptionalPart):
         if trace.makers.is_cpu:
             result.auxiliary_host_output = trace
         else:
-            result.logits_output.auxiliary_device_output = trace
+            output = result.logits_output
+            output.auxiliary_device_output = append_auxiliary_output(output.auxiliary_device_output, trace)

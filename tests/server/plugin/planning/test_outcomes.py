@@ -1,13 +1,8 @@
 """When the outcome of a step is read."""
 
-from collections import deque
-from types import SimpleNamespace
-
 import numpy as np
 import torch
-from planned_steps import GAMMA, HALVED, admit, begin, on_every_device, prefill, run
-
-from outrider.server.plugin.cuda.readback import PendingCopy, Readback
+from planned_steps import GAMMA, HALVED, admit, arrive, begin, finish, on_every_device, prefill, run, state
 
 
 def test_on_the_host_an_outcome_is_read_when_the_planner_looks_back(make, value):
@@ -60,45 +55,19 @@ def test_outcomes_are_read_before_metrics_are_shown_and_requests_prefilled(make,
     assert value("outrider_decode_steps_total") == 3
 
 
-class Late(Readback):
-    """Copies one by one; until then the destination holds wrong values."""
-
-    def __init__(self):
-        super().__init__()
-        self.under_way = deque()
-
-    def start(self, *tensors):
-        copies, event = tuple(torch.full_like(tensor, -99) for tensor in tensors), SimpleNamespace(done=False)
-
-        def arrive():
-            for copy, tensor in zip(copies, tensors, strict=True):
-                copy.copy_(tensor)
-            event.done = True
-
-        event.query, event.synchronize = lambda: event.done, arrive
-        self.under_way.append(arrive)
-        return PendingCopy(copies, tensors, event)
-
-    def arrive(self):
-        self.under_way.popleft()()
-
-
 def test_on_a_gpu_an_outcome_is_read_when_the_step_after_the_next_begins(make, clock, value):
     planning = make("cuda")
-    device = planning.readback = Late()
     prefill(planning, 2, min_tokens_per_second=1.0)
     run(planning, 2, accepted=3)
     run(planning, 2, accepted=2)
     assert planning.requests.generated[2] == 0
     assert value("outrider_decode_steps_total") == 0
-    device.arrive()
     clock.now += 2.0
     step = begin(planning, 2)
     assert planning.requests.generated[2] == 3
     assert step.view.progress == 1.5  # tokens per second, which the planner may know
     assert value("outrider_decode_steps_total") == 1
-    device.arrive()
-    planning.finish(admit(planning, step), torch.tensor([1]))
+    finish(planning, admit(planning, step), torch.tensor([1]))
     assert planning.requests.generated[2] == 3
     begin(planning, 2)
     assert planning.requests.generated[2] == 5
@@ -106,38 +75,35 @@ def test_on_a_gpu_an_outcome_is_read_when_the_step_after_the_next_begins(make, c
 
 def test_a_gpu_that_is_late_is_not_waited_for(make, value):
     planning = make("cuda")
-    device = planning.readback = Late()
     prefill(planning, 2)
-    for _ in range(40):
-        run(planning, 2, accepted=3)
-    assert planning.requests.generated[2] == 0
-    device.arrive()
-    begin(planning, 2)
-    assert planning.requests.generated[2] == 3
-    assert value("outrider_decode_steps_total") == 1
+    late = [planning.finish(admit(planning, begin(planning, 2)), torch.tensor([3])) for _ in range(40)]
     planning.state()
+    assert planning.requests.generated[2] == 0
+    for outcome in late:
+        outcome.copy_to_host(torch.clone).consume(None, [])
+    begin(planning, 2)
     assert planning.requests.generated[2] == 120
+    assert value("outrider_decode_steps_total") == 40
 
 
-def test_the_outcome_of_a_step_without_drafts_is_not_read_from_a_gpu(make, value):
+def test_the_outcome_of_a_step_without_drafts_is_not_copied_from_a_gpu(make, value):
     planning = make("cuda")
-    device = planning.readback = Late()
     prefill(planning, 2, 5, enabled=False)
     for _ in range(3):
         run(planning, 2, 5)
-    assert not device.under_way
-    planning.state()
+        assert not planning.under_way.tensors
+    state(planning)
     assert planning.requests.generated[[2, 5]].tolist() == [3, 3]
     assert value("outrider_decode_steps_total") == 3
     assert len(planning.recording.blocks) == 0
 
 
 def test_copies_from_a_device_have_its_values(make):
-    """A CPU has torch's streams and events too."""
     planning = make("cuda")
     prefill(planning, 2, 5)
     run(planning, 2, 5, accepted=3, confidence=0.5)
-    planning.state()
+    assert len(planning.under_way.tensors) == 1
+    state(planning)
     assert planning.requests.generated[[2, 5]].tolist() == [3, 3]
     assert planning.recording.blocks.records().confidence.tolist() == [[0.5] * GAMMA] * 2
 
@@ -163,7 +129,7 @@ def test_a_state_read_between_steps_includes_the_last_one(make, device):
     planning = make(device)
     prefill(planning, 2)
     run(planning, 2, accepted=3, confidence=0.75)
-    assert planning.state()["records"] == {
+    assert state(planning)["records"] == {
         "confidence": [[0.75] * GAMMA], "verify_lens": [GAMMA], "accepted": [2], "classes": [0],
     }  # fmt: skip
 
@@ -174,16 +140,17 @@ def test_forgotten_steps_do_not_come_back(make, device):
     prefill(planning, 2)
     for _ in range(3):
         run(planning, 2)
+    arrive(planning)
     planning.forget()
     prefill(planning, 2)
-    state = planning.state()
-    assert not any(state["steps"].values())
-    assert not any(state["records"].values())
+    found = planning.state()
+    assert not any(found["steps"].values())
+    assert not any(found["records"].values())
     run(planning, 2)
     run(planning, 2)
-    state = planning.state()
-    assert len(state["steps"]["seconds"]) == 1
-    assert len(state["records"]["accepted"]) == 2
+    found = state(planning)
+    assert len(found["steps"]["seconds"]) == 1
+    assert len(found["records"]["accepted"]) == 2
 
 
 @on_every_device
@@ -196,7 +163,7 @@ def test_outcomes_correct_the_confidences_of_later_steps_alone(make, device):
         for _ in range(200):
             admission = admit(planning, begin(planning, 2, 5))
             seen[-1].append(float(admission.confidence[0, 0]))
-            planning.finish(admission, torch.tensor([1, 1]))
+            finish(planning, admission, torch.tensor([1, 1]))
     assert seen[0][:32] == seen[1][:32] == [seen[1][0]] * 32  # the correction is updated every 64 drafts
     assert seen[0][-1] < 0.5 * seen[0][0]
     assert seen[1][-1] == seen[1][0]
@@ -210,5 +177,5 @@ def test_tokens_of_a_rows_former_request_do_not_count_for_the_new_one(make):
     run(planning, 2, 5, accepted=1)
     begin(planning, 2, 5)
     assert planning.requests.generated[[2, 5]].tolist() == [0, 4]
-    planning.state()
+    state(planning)
     assert planning.requests.generated[[2, 5]].tolist() == [1, 5]

@@ -1,7 +1,7 @@
 """Times of steps."""
 
 import torch
-from planned_steps import GAMMA, admit, begin, logged, on_every_device, prefill, run
+from planned_steps import GAMMA, admit, begin, finish, logged, on_every_device, prefill, run, state
 from planning import curve_cost
 
 from outrider.scheduler.planner import Asynchronous
@@ -29,9 +29,9 @@ def test_on_a_gpu_a_step_lasts_from_the_end_of_the_one_before_to_its_own(make, c
     for late, seconds in ((0.125, 0.25), (0.0, 0.5), (0.25, 0.75)):
         admission = admit(planning, begin(planning, 2))
         clock.now += late
-        planning.finish(admission, torch.tensor([1]))
+        finish(planning, admission, torch.tensor([1]))
         clock.now += seconds - late
-    planning.state()
+    state(planning)
     assert logged(planning) == [0.125, 0.75]
     step = planning.recording.steps[0]
     assert (step.requests, step.tokens, step.context, step.draft_seconds) == (1, 5, 10, None)
@@ -46,7 +46,7 @@ def test_on_a_gpu_neither_drafts_nor_decisions_of_the_host_are_taken_off(make, c
     for _ in range(2):
         run(planning, 2)
         clock.now += 1.5
-    planning.state()
+    state(planning)
     assert [(step.seconds, step.draft_seconds, step.host_seconds) for step in seen] == [(None, None, 0), (1.5, None, 0)]
 
 
@@ -79,12 +79,12 @@ def test_a_state_read_between_steps_does_not_lose_the_time_of_the_last_one(make,
     prefill(planning, 2)
     run(planning, 2)
     clock.now += 0.25
-    planning.state()
+    state(planning)
     run(planning, 2)
     clock.now += 0.5
-    planning.state()
+    state(planning)
     begin(planning, 2)
-    planning.state()
+    state(planning)
     assert logged(planning) == ([0.25, 0.5] if device == "cpu" else [0.25])
 
 
@@ -100,7 +100,7 @@ def test_a_step_that_a_prefill_follows_is_not_timed(make, device, clock, value):
     run(planning, 2, 3)
     clock.now += 0.25
     run(planning, 2, 3)
-    planning.state()
+    state(planning)
     assert [(step.requests, step.seconds) for step in planning.recording.steps] == [(2, 0.25)]
     assert value("outrider_decode_steps_total") == 3
 
@@ -113,7 +113,7 @@ def test_the_cost_model_ignores_a_step_that_a_prefill_follows(make, device, cloc
     clock.now += 5.0
     prefill(planning, 3)
     begin(planning, 2, 3)
-    planning.state()
+    state(planning)
     assert planning.planner.cost.drift.plain == 1
 
 
@@ -128,7 +128,7 @@ def test_a_step_that_was_never_finished_is_not_timed_nor_the_one_before_it_twice
     run(planning, 2)
     clock.now += 1.0
     run(planning, 2)
-    planning.state()
+    state(planning)
     assert logged(planning) == ([0.25, 1.0] if device == "cpu" else [1.0])
 
 
