@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import httpx
 import openai
@@ -99,6 +99,9 @@ class Server:
             return HTTP.get(self.url + path, timeout=5).status_code
         except httpx.TransportError:
             return None
+
+    def post(self, path: str, body: dict[str, Any], **options: Any) -> httpx.Response:
+        return HTTP.post(self.url + path, json=body, **{"timeout": 600} | options)
 
     def client(self, **options: object) -> openai.OpenAI:
         return openai.OpenAI(**{"base_url": f"{self.url}/v1", "api_key": "unused", "max_retries": 0} | options)
