@@ -132,16 +132,6 @@ def test_the_outcome_of_a_step_without_drafts_is_not_read_from_a_gpu(make, value
     assert len(planning.recording.blocks) == 0
 
 
-def test_copies_from_a_device_have_its_values(make):
-    """A CPU has torch's streams and events too."""
-    planning = make("cuda")
-    prefill(planning, 2, 5)
-    run(planning, 2, 5, accepted=3, confidence=0.5)
-    planning.state()
-    assert planning.requests.generated[[2, 5]].tolist() == [3, 3]
-    assert planning.recording.blocks.records().confidence.tolist() == [[0.5] * GAMMA] * 2
-
-
 @on_every_device
 def test_the_planner_learns_of_a_step_when_the_step_after_the_next_is_planned(make, device):
     planning = make(device)
