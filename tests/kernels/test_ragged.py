@@ -27,6 +27,25 @@ def verify_batch(generator):
     )
 
 
+def rows_of(anchors, drafts, verify_lens, seq_lens, page_table, rows):
+    """Each row's token, position, slot, request and step, one request after the other."""
+    for request, last in enumerate(verify_lens.tolist()):
+        for step in range(last + 1):
+            position = int(seq_lens[request]) + step
+            token = drafts[request, step - 1] if step else anchors[request]
+            yield int(token), position, int(page_table[rows[request], position]), request, step
+
+
+def test_flattened_as_by_a_loop():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        batch = verify_batch(generator)
+        flat = flatten_bucket(*batch, int((batch[2] + 1).sum()))
+        columns = flat.input_ids, flat.positions, flat.slots, flat.request, flat.step
+        assert list(zip(*(x.tolist() for x in columns), strict=True)) == list(rows_of(*batch))
+        assert flat.qo_indptr.tolist() == [0, *(batch[2] + 1).cumsum(0).tolist()]
+
+
 @needs_compiled
 def test_flattened_as_by_torch():
     generator = torch.Generator().manual_seed(0)

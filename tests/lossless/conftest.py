@@ -2,18 +2,21 @@
 this folder's last test, as memory does not hold all servers."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from adapters import merged, write_adapter
 from running import ONE_THREAD, TAKES_MANY, ForkedServer, Server, changed
 from small_mtp import SmallMtp
 from small_target import SmallTarget
+from transformers import PreTrainedModel
 
 from outrider.profiles import store
 from outrider.profiles.store import Profile
 from outrider.scheduler.cost.step_times import Point
-from outrider.server.cli.main import main
+from outrider.server.http.keys import key_file
 from outrider.server.model import bundled_model, target
 from outrider.server.settings import checkpoints, profile_lookup
 from outrider.server.settings.settings import Settings
@@ -117,16 +120,32 @@ def mtp_server(tmp_path_factory: pytest.TempPathFactory, small_mtp: SmallMtp) ->
     yield from _serve(folder / "log", *SHARING, *flags, **changed("profile-costs"))
 
 
-@pytest.fixture(scope="module")
-def trained_eagle_server(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> Iterator[Server]:
-    """An EAGLE-3 head just trained by `outrider train`; every draft is verified."""
-    folder = tmp_path_factory.mktemp("trained")
-    given = [f"train eagle3 --target {small_target.folder} --out {folder} --self-prompts 16"]
-    given += ["--answer-tokens 96 --temperatures 0 --steps 120 --short-steps 0 --decay-steps 0 --lr 3e-3 --warmup 5"]
-    given += ["--draft-vocab 512 --device cpu --dtype float32"]
-    assert main(" ".join(given).split()) == 0
-    flags = (*small_target.flags("eagle3", folder / "drafter"), *ALL, "--no-lookup")
-    yield from _serve(folder / "log", *EXACT, *flags)
+@pytest.fixture(scope="package")
+def adapter_folders(small_target: SmallTarget, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """LoRA adapters that change every answer: for all linear layers, for some with another rank, and one for later."""
+    root, model, some = tmp_path_factory.mktemp("adapters"), small_target.model, ("q_proj", "v_proj", "down_proj")
+    return {
+        "sql": write_adapter(root / "sql", model, 1, rank=4, strength=1.0),
+        "poems": write_adapter(
+            root / "poems", model, 2, rank=7, modules=some, strength=1.0, use_rslora=True, lora_alpha=5.3
+        ),
+        "later": write_adapter(root / "later", model, 3, rank=2, strength=1.0),
+    }
+
+
+@pytest.fixture(scope="package")
+def adapted(small_target: SmallTarget, adapter_folders: dict[str, Path]) -> dict[str, PreTrainedModel]:
+    """The model under its own name, and with each adapter merged into it."""
+    merges = {name: merged(small_target.folder, folder) for name, folder in adapter_folders.items()}
+    return {bundled_model.NAME: small_target.model} | merges
+
+
+def add_keys(file: Path, *names: str, **limits: Any) -> dict[str, str]:
+    """Add API keys; returns their secrets."""
+    secrets = {name: key_file.new() for name in names}
+    for name, secret in secrets.items():
+        key_file.add(file, key_file.Key(name=name, digest=key_file.digest(secret.encode()), **limits))
+    return secrets
 
 
 @pytest.fixture
@@ -136,20 +155,26 @@ def drafter(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def start_learning(tmp_path: Path, small_target: SmallTarget, drafter: str) -> Iterator[Callable[..., Server]]:
-    """Starts learning servers of the small target, one after another; they learn in `tmp_path`/learned."""
-    flags = (*small_target.flags(drafter), "--planner", "verify-all")
-    flags += ("--learn", "--learn-folder", str(tmp_path / "learned"))
+def start_hurried(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    """Starts servers that look for drafters and save texts often, one after another; `change`: another change."""
     started: list[Server] = []
 
-    def start(*more: str, change: str = "") -> Server:
-        log = tmp_path / f"log-{len(started)}"
-        started.append(ForkedServer(log, *SHARING, *flags, *more, **changed("hurries", change)))
+    def start(*flags: str, change: str = "") -> Server:
+        started.append(ForkedServer(tmp_path / f"log-{len(started)}", *flags, **changed("hurries", change)))
         return started[-1].wait_until_ready()
 
     yield start
     for server in started:
         server.kill()
+
+
+@pytest.fixture
+def start_learning(
+    start_hurried: Callable[..., Server], tmp_path: Path, small_target: SmallTarget, drafter: str
+) -> Callable[..., Server]:
+    """Starts learning servers of the small target; they learn in `tmp_path`/learned."""
+    learning = ("--learn", "--learn-folder", str(tmp_path / "learned"))
+    return partial(start_hurried, *SHARING, *small_target.flags(drafter), *ALL, *learning)
 
 
 @pytest.fixture

@@ -1,50 +1,19 @@
 """Lookup across requests: it changes no text, reveals no text of another key, and survives a restart."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from asking import ask_as, drafts
-from running import ForkedServer, Server, changed, run_forked, wait_until
+from asking import ask_as, drafts, tokens
+from running import Server, run_forked, wait_until
 from small_target import SmallTarget
 
-from outrider.server.http.keys import key_file
-
-from .conftest import EXACT
+from .conftest import ALL, EXACT, add_keys
 
 pytestmark = pytest.mark.server
 BODIES: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 3}]
-NAMES = ("ann", "bob")
-
-
-@pytest.fixture
-def secrets(tmp_path: Path) -> dict[str, str]:
-    made = {name: key_file.new() for name in NAMES}
-    for name, secret in made.items():
-        key_file.add(tmp_path / "keys.toml", key_file.Key(name=name, digest=key_file.digest(secret.encode())))
-    return made
-
-
-@pytest.fixture
-def flags(tmp_path: Path, small_target: SmallTarget) -> tuple[str, ...]:
-    same = (*EXACT, *small_target.flags(), "--planner", "verify-all")
-    return (
-        *same, "--lookup-across", "--lookup-store", str(tmp_path / "texts"), "--api-keys", str(tmp_path / "keys.toml"),
-    )  # fmt: skip
-
-
-@pytest.fixture
-def start(tmp_path: Path, flags: tuple[str, ...]) -> Iterator[Callable[[], Server]]:
-    started: list[Server] = []
-
-    def begin() -> Server:
-        started.append(ForkedServer(tmp_path / f"log-{len(started)}", *flags, **changed("hurries")))
-        return started[-1].wait_until_ready()
-
-    yield begin
-    for server in started:
-        server.kill()
 
 
 def across(answer: dict[str, Any]) -> int:
@@ -52,15 +21,20 @@ def across(answer: dict[str, Any]) -> int:
 
 
 def test_texts_stay_and_keys_are_apart(
-    start: Callable[[], Server], secrets: dict[str, str], flags: tuple[str, ...], prompts: list[str], tmp_path: Path
+    start_hurried: Callable[..., Server], small_target: SmallTarget, prompts: list[str], tmp_path: Path
 ) -> None:
+    store, keys = tmp_path / "texts", tmp_path / "keys.toml"
+    secrets = add_keys(keys, "ann", "bob")
+    flags = (*EXACT, *ALL, *small_target.flags(), "--lookup-across", "--lookup-store", str(store))
+    start = partial(start_hurried, *flags, "--api-keys", str(keys))
+
     def all_of(server: Server, name: str, **more: Any) -> list[dict[str, Any]]:
         return [ask_as(server, secrets[name], prompt, **body, **more) for prompt in prompts[:4] for body in BODIES]
 
     def ids(answers: list[dict[str, Any]]) -> list[list[int]]:
-        return [answer["choices"][0]["token_ids"] for answer in answers]
+        return [tokens(answer) for answer in answers]
 
-    store, server = tmp_path / "texts", start()
+    server = start()
     alone = all_of(server, "bob")  # first, while the store is empty
     plain = ids(all_of(server, "ann", speculate=False, store=False))
     assert ids(alone) == plain
@@ -93,6 +67,6 @@ def test_texts_stay_and_keys_are_apart(
     server.kill()
 
     store.write_bytes(store.read_bytes()[:-2])
-    refused = run_forked("serve", *flags)
+    refused = run_forked("serve", *flags, "--api-keys", str(keys))
     assert refused.returncode != 0
     assert f"--lookup-store {store}: it is damaged; remove it, or name another file" in refused.stderr

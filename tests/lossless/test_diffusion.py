@@ -1,11 +1,10 @@
 """Block diffusion equals plain torch in float32, token for token, for any prompt length, batch and cache state."""
 
 import json
-import math
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -14,10 +13,11 @@ import openai
 import pytest
 import stock_dllm
 import torch
+from block_outcomes import enumerated, top_chances
 from chi_square import p_value
 from diffusion_servers import ALL, POOL, Served, check_spiffy, serve
 from metrics_page import metric, until_retracted
-from running import HTTP, environment, wait_until
+from running import environment, wait_until
 from tiny_diffusion import MASK, PROMPTS, Reference, TinyDiffusion
 from transformers import AutoTokenizer
 
@@ -120,37 +120,19 @@ def test_a_seeded_answer_equals_the_policys_draw(served: Served) -> None:
         assert served.ask(prompt, len(expected), temperature=0.8, seed=seed) == expected
 
 
-def enumerated(served: Served, context: list[int], state: list[int], top_k: int) -> Counter:
-    """Probabilities of an open block's outcomes under the server's threshold, at temperature 1."""
-    mask = served.reference.mask
-    masked = [i for i, token in enumerate(state) if token == mask]
-    if not masked:
-        return Counter({tuple(state): 1.0})
-    logits = served.reference.says(context + state, len(context) // len(state)).double()
-    logits[:, mask] = -torch.inf
-    chances = {}
-    for i in masked:
-        best = logits[i].topk(top_k)
-        chances[i] = dict(zip(best.indices.tolist(), logits[i].softmax(0)[best.indices].tolist(), strict=True))
-        chances[i] = {token: p / sum(chances[i].values()) for token, p in chances[i].items()}
-    outcomes: Counter = Counter()
-    for drawn in product(*(chances[i].items() for i in masked)):
-        likeliest = max(range(len(masked)), key=lambda n: drawn[n][1])
-        after = [*state]
-        for n, (token, chance) in enumerate(drawn):
-            if n == likeliest or chance > served.threshold:
-                after[masked[n]] = token
-        for block, p in enumerated(served, context, after, top_k).items():
-            outcomes[block] += p * math.prod(chance for _, chance in drawn)
-    return outcomes
-
-
 def test_blocks_without_a_seed_are_distributed_as_enumerated(sdar_server: Served) -> None:
     """Two open tokens end the block and another block follows, so complete states are drafted."""
-    top_k, total = 4, 1024
+    top_k, total, mask = 4, 1024, sdar_server.reference.mask
     drafted = metric(sdar_server.server.url, "outrider_drafted_states_total")
     (prompt,) = sdar_server.prompts([10])
-    expected = enumerated(sdar_server, prompt[:8], [*prompt[8:], *[sdar_server.reference.mask] * 2], top_k)
+
+    def chances(state: tuple[int, ...]) -> list[dict[int, float]]:
+        return top_chances(sdar_server.reference.says([*prompt[:8], *state], 2), mask, top_k)
+
+    def reveals(chance: Mapping[int, float]) -> set[int]:
+        return {max(chance, key=chance.__getitem__), *(i for i in chance if chance[i] > sdar_server.threshold)}
+
+    expected = enumerated(chances, reveals, (*prompt[8:], mask, mask), mask)
     counts: Counter = Counter()
     while counts.total() < total:
         body = {"prompt": prompt, "max_tokens": 3, "temperature": 1, "top_k": top_k, "ignore_eos": True, "n": 128}
@@ -180,43 +162,20 @@ def test_the_largest_request_fits(served: Served) -> None:
     wait_until(lambda: served.cached()["used"] == 0, 30)
 
 
-def test_aborts_free_the_cache(served: Served) -> None:
-    client = served.server.client()
+def test_aborts_free_the_cache_and_leave_other_answers(served: Served) -> None:
+    prompts, client = served.prompts([3, 30, 90, 200, 50]), served.server.client()
+    expected = served.exact(prompts[-1], 12)
+    body = {"model": "tiny", "max_tokens": 250, "temperature": 0, "stream": True, "extra_body": {"ignore_eos": True}}
     for stop_after in (0, 1, 3, 8):
-        streams = [
-            client.completions.create(
-                model="tiny", prompt=prompt, max_tokens=250, temperature=0, stream=True, extra_body={"ignore_eos": True}
-            )
-            for prompt in served.prompts([3, 30, 90, 200])
-        ]
+        streams = [client.completions.create(prompt=prompt, **body) for prompt in prompts[:-1]]
         for stream in streams:
             for _ in zip(range(stop_after), stream, strict=False):
                 pass
-            stream.close()
-    wait_until(lambda: served.cached()["used"] == 0, 30)
-    (prompt,) = served.prompts([50])
-    assert served.ask(prompt, 12) == served.exact(prompt, 12)
-
-
-def test_some_of_sixty_four_clients_leave(served: Served, request: pytest.FixtureRequest) -> None:
-    if not request.config.getoption("--exhaustive"):
-        pytest.skip("--exhaustive asks with 64 clients")
-    prompts = served.prompts([3 + i % 40 for i in range(64)])
-    expected = [served.exact(prompt, 24) for prompt in prompts]
-    body = {"max_tokens": 200, "temperature": 0, "ignore_eos": True, "stream": True}
-
-    def ask(number: int) -> list[int] | None:
-        if number % 4:
-            return served.ask(prompts[number], 24, **({"speculation": {"enabled": False}} if number % 8 == 1 else {}))
-        url = f"{served.server.url}/v1/completions"
-        with HTTP.stream("POST", url, json=body | {"prompt": prompts[number]}, timeout=120) as stream:
-            for _ in zip(range(number // 8), stream.iter_lines(), strict=False):
-                pass
-        return None
-
-    with ThreadPoolExecutor(64) as pool:
-        answers = list(pool.map(ask, range(64)))
-    assert [answer or exact for answer, exact in zip(answers, expected, strict=True)] == expected
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(served.ask, prompts[-1], 12)
+            for stream in streams:
+                stream.close()
+            assert other.result() == expected
     wait_until(lambda: served.cached()["used"] == 0, 30)
 
 
@@ -277,7 +236,7 @@ def test_every_variant(name: str, tmp_path: Path, request: pytest.FixtureRequest
     for served in serve(tmp_path, shape, *ALL, *flags, threshold=threshold):
         test_prompts_of_every_length_one_and_eight_at_a_time(served)
         test_a_seed_decides_alone_and_in_company(served)
-        test_aborts_free_the_cache(served)
+        test_aborts_free_the_cache_and_leave_other_answers(served)
         check_spiffy(served)
 
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from asking import MODEL, accepted_tokens, complete, complete_all, tokens
+from asking import MODEL, accepted_tokens, answer_ids, complete, complete_all, tokens
 from failing_parts import Failures
 from metrics_page import MetricsPage, metric, until_retracted
 from running import (
@@ -64,17 +63,6 @@ class Pair:
         first.join()
         return answer
 
-    def complete(self, prompt: str, *, speculate: bool = True, **body: Any) -> dict[str, Any]:
-        prompt = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
-        request = {"model": MODEL, "prompt": prompt, "return_token_ids": True, "speculation": {"enabled": speculate}}
-        answer = self.post("/v1/completions", request | body)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    def complete_all(self, prompts: list[str], concurrency: int, **body: Any) -> list[dict[str, Any]]:
-        with ThreadPoolExecutor(concurrency) as pool:
-            return list(pool.map(lambda prompt: self.complete(prompt, **body), prompts))
-
 
 @contextmanager
 def started(folder: Path, *flags: str, decode: tuple[str, ...] = (), **env: str) -> Iterator[Pair]:
@@ -112,18 +100,20 @@ def pair_server(
         yield pair
 
 
-def accepted(answer: dict[str, Any]) -> tuple[int, int]:
-    details = answer["usage"]["completion_tokens_details"]
-    return details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]
+def outcomes(answers: list[dict[str, Any]]) -> list[tuple[list[int], int, int]]:
+    """Tokens, accepted and rejected drafts of each answer."""
+    details = [answer["usage"]["completion_tokens_details"] for answer in answers]
+    drafts = [(each["accepted_prediction_tokens"], each["rejected_prediction_tokens"]) for each in details]
+    return [(tokens(answer), *each) for answer, each in zip(answers, drafts, strict=True)]
 
 
 def test_greedy_answers_equal_a_single_servers(pair_server: Pair, exact_server: Server, prompts: list[str]) -> None:
     """Requests run one at a time, so that rounding is equal."""
-    wanted = complete_all(exact_server, prompts[:12], 1, speculate=True, **PLAIN)
-    answers = pair_server.complete_all(prompts[:12], 1, **PLAIN)
-    assert [tokens(answer) for answer in answers] == [tokens(answer) for answer in wanted]
-    assert [accepted(answer) for answer in answers] == [accepted(answer) for answer in wanted]
-    assert sum(accepted(answer)[0] for answer in answers) > 100
+    wanted, found = (
+        outcomes(complete_all(each, prompts[:12], 1, speculate=True, **PLAIN)) for each in (exact_server, pair_server)
+    )
+    assert found == wanted
+    assert sum(accepted for _, accepted, _ in found) > 100
     assert accepted_tokens(pair_server.prefill) == 0
 
 
@@ -132,27 +122,24 @@ def test_long_prompts(
     pair_server: Pair, exact_server: Server, prompts: list[str], body: dict[str, Any], first: int
 ) -> None:
     """Drafts also equal those of a single server that read the prompts in other chunks."""
-    page = MetricsPage(pair_server.prefill.url)
+    page, body = MetricsPage(pair_server.prefill.url), body | {"speculate": True}
     long = [" ".join(prompts[at : at + 9]) for at in range(first, first + 4)]
-    wanted = complete_all(exact_server, long, 1, speculate=True, **body)
-    answers = pair_server.complete_all(long, 1, **body)
-    assert [tokens(answer) for answer in answers] == [tokens(answer) for answer in wanted]
-    assert [accepted(answer) for answer in answers] == [accepted(answer) for answer in wanted]
-    assert [tokens(a) for a in pair_server.complete_all(long, 4, **body)] == [tokens(answer) for answer in wanted]
+    wanted, found = (complete_all(each, long, 1, **body) for each in (exact_server, pair_server))
+    assert outcomes(found) == outcomes(wanted)
+    assert answer_ids(pair_server, long, 4, **body) == [tokens(answer) for answer in wanted]
     chunks = "outrider_prefill_chunk_tokens_count"
     assert MetricsPage(pair_server.prefill.url).value(chunks) - page.value(chunks) > 6 * len(long)
 
 
 def test_many_at_once_in_a_cache_too_small(pair_server: Pair, exact_server: Server, prompts: list[str]) -> None:
     """Some requests are retracted with their draft state; a repeated prompt is cached."""
-    plain = complete_all(exact_server, prompts[:12], 6, speculate=False, **LONG)
-    drafted = complete_all(exact_server, prompts[:12], 6, speculate=True, **LONG)
+    plain, drafted = (complete_all(exact_server, prompts[:12], 6, speculate=each, **LONG) for each in (False, True))
+    assert [tokens(answer) for answer in drafted] == [tokens(answer) for answer in plain]
     for speculate, wanted in ((True, drafted), (False, plain)):
 
         def ask(speculate: bool = speculate, wanted: list[dict[str, Any]] = wanted) -> None:
-            answers = pair_server.complete_all(prompts[:12], 12, speculate=speculate, **LONG)
-            assert [tokens(answer) for answer in answers] == [tokens(answer) for answer in plain]
-            assert [accepted(answer) for answer in answers] == [accepted(answer) for answer in wanted]
+            answers = complete_all(pair_server, prompts[:12], 12, speculate=speculate, **LONG)
+            assert outcomes(answers) == outcomes(wanted)
 
         until_retracted(pair_server.decode.url, ask)
     assert metric(pair_server.prefill.url, "sglang:cached_tokens_total") > 0
@@ -162,20 +149,18 @@ def test_many_at_once_in_a_cache_too_small(pair_server: Pair, exact_server: Serv
 def test_no_text_changes_where_draft_state_is_lost(
     pair_server: Pair, exact_server: Server, failures: Failures, prompts: list[str], call: str, place: str
 ) -> None:
-    plain = [tokens(answer) for answer in complete_all(exact_server, prompts[:12], 6, speculate=False, **LONG)]
+    plain = answer_ids(exact_server, prompts[:12], 6, speculate=False, **LONG)
 
     def use() -> None:
-        answers = pair_server.complete_all(prompts[:12], 12, **LONG)
-        assert [tokens(answer) for answer in answers] == plain
+        assert answer_ids(pair_server, prompts[:12], 12, speculate=True, **LONG) == plain
 
-    failures.of_each(
-        pair_server.decode, [f"drafting:{call}"], partial(until_retracted, pair_server.decode.url, use), [place]
-    )
+    retracting = partial(until_retracted, pair_server.decode.url, use)
+    failures.of_each(pair_server.decode, [f"drafting:{call}"], retracting, [place])
 
 
 def test_a_seed_draws_the_same(pair_server: Pair, exact_server: Server, prompts: list[str]) -> None:
-    wanted = [tokens(a) for a in complete_all(exact_server, prompts[:12], 6, speculate=False, **SEEDED)]
-    assert [tokens(a) for a in pair_server.complete_all(prompts[:12], 6, **SEEDED)] == wanted
+    wanted = answer_ids(exact_server, prompts[:12], 6, speculate=False, **SEEDED)
+    assert answer_ids(pair_server, prompts[:12], 6, speculate=True, **SEEDED) == wanted
 
 
 @pytest.mark.parametrize(
@@ -196,7 +181,7 @@ def test_rules_of_a_request_hold_from_the_second_token_on(
     """The decode server must count the first token, which the prefill server draws."""
     for prompt in prompts[:4]:
         wanted = complete(exact_server, prompt, speculate=True, **PLAIN | rules)["choices"][0]
-        answer = pair_server.complete(prompt, **PLAIN | rules)["choices"][0]
+        answer = complete(pair_server, prompt, speculate=True, **PLAIN | rules)["choices"][0]
         probabilities = [each.pop("logprobs") or {} for each in (answer, wanted)]
         assert answer == wanted
         ours, theirs = (each.get("token_logprobs", []) for each in probabilities)
@@ -206,12 +191,12 @@ def test_rules_of_a_request_hold_from_the_second_token_on(
 def test_streams_and_several_prompts(pair_server: Pair, exact_server: Server, prompts: list[str]) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": prompts[0]}], **PLAIN}
     wanted = HTTP.post(f"{exact_server.url}/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
-    lines = pair_server.post("/v1/chat/completions", body | {"stream": True}).text.splitlines()
+    lines = pair_server.send("/v1/chat/completions", body | {"stream": True}).text.splitlines()
     chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     assert "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks) == wanted
     two = {"model": MODEL, "prompt": prompts[:2], **PLAIN}
     alone = HTTP.post(f"{exact_server.url}/v1/completions", json=two, timeout=60).json()["choices"]
-    assert pair_server.post("/v1/completions", two).json()["choices"] == alone
+    assert pair_server.send("/v1/completions", two).json()["choices"] == alone
 
 
 def test_each_side_answers_its_part(pair_server: Pair) -> None:
@@ -225,7 +210,7 @@ def test_each_side_answers_its_part(pair_server: Pair) -> None:
             refused = HTTP.post(server.url + path, json={"model": MODEL, **body})
             assert refused.status_code == 400, refused.text
             assert f"the {role} server of two" in refused.text
-    assert pair_server.post("/v1/completions", {"prompt": "Hi", "n": 2}).json()["error"]["param"] == "n"
+    assert pair_server.send("/v1/completions", {"prompt": "Hi", "n": 2}).json()["error"]["param"] == "n"
     assert metric(pair_server.prefill.url, "sglang:kv_transfer_total_mb_count", engine_type="prefill") > 0
 
 
@@ -234,7 +219,7 @@ def test_a_prompt_that_never_arrives_delays_no_request(pair_server: Pair, prompt
     body = {"prompt": "Hi", "bootstrap_host": "127.0.0.1", "bootstrap_port": pair_server.port}
     with pytest.raises(httpx.TimeoutException):
         HTTP.post(f"{pair_server.decode.url}/v1/completions", json=body | {"bootstrap_room": next(rooms)}, timeout=2)
-    assert tokens(pair_server.complete(prompts[0], **PLAIN))
+    assert tokens(complete(pair_server, prompts[0], speculate=True, **PLAIN))
     wait_until(lambda: metric(pair_server.decode.url, "outrider_requests_in_flight") == 0, 30)
 
 
@@ -276,6 +261,6 @@ def test_servers_with_other_drafters_are_no_pair(
         refused = unlike.post("/v1/completions", {"prompt": "Hi", "max_tokens": 4})
         assert refused.status_code == 500
         assert "start both with the same flags" in pair_server.prefill.output()
-        assert tokens(pair_server.complete(prompts[0], **PLAIN))
+        assert tokens(complete(pair_server, prompts[0], speculate=True, **PLAIN))
     finally:
         decoding.kill()

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapters import write_adapter
 from asking import MODEL, ask_as, complete, tokens
 from diffusion_servers import ALL, GREEDY, OFF, SEEDED, serve
 from failing_parts import PLUGIN, Failures, direct_calls, optional_calls
@@ -21,7 +20,7 @@ from tiny_diffusion import TinyDiffusion
 
 from outrider.server.http.keys import key_file
 
-from .conftest import SHARING, jagged_profile
+from .conftest import SHARING, add_keys, jagged_profile
 
 BODIES: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 3}]
 KEYS = {
@@ -71,28 +70,28 @@ def ask_all(
 
     def ask(case: tuple[str, str, str, dict[str, Any]]) -> list[int]:
         secret, model, prompt, body = case
-        return ask_as(server, secret, prompt, speculate=speculate, model=model, **body)["choices"][0]["token_ids"]
+        return tokens(ask_as(server, secret, prompt, speculate=speculate, model=model, **body))
 
     with ThreadPoolExecutor(8) as pool:
         return list(pool.map(ask, cases))
 
 
 @pytest.mark.server
-def test_with_drafters_for_keys_and_adapters(tmp_path: Path, small_target: SmallTarget, prompts: list[str]) -> None:
+def test_with_drafters_for_keys_and_adapters(
+    tmp_path: Path, small_target: SmallTarget, adapter_folders: dict[str, Path], prompts: list[str]
+) -> None:
     failures = Failures(tmp_path / "failures", metrics=free_port())
     gone = [f"gone-{number}" for number in range(6)]
-    secrets = {name: key_file.new() for name in ("ann", "bob", *gone)}
-    for name, secret in secrets.items():
-        key_file.add(tmp_path / "keys.toml", key_file.Key(name=name, digest=key_file.digest(secret.encode())))
+    secrets = add_keys(tmp_path / "keys.toml", "ann", "bob", *gone)
     stay = [secrets["ann"], secrets["bob"]]
     made = {"model": str(small_target.folder), "drafter": "dspark", "drafter_path": str(small_target.dspark)}
     profile = jagged_profile(tmp_path, **made)
-    adapter = write_adapter(tmp_path / "sql", small_target.model, 1, strength=1.0)
     with ForkedServer(
         tmp_path / "log", *SHARING, *small_target.flags(), "--profile", str(profile), "--learn",
         "--learn-folder", str(tmp_path / "learned"), "--learn-per", "key", "--api-keys", str(tmp_path / "keys.toml"),
-        "--lookup-across", "--lookup-store", str(tmp_path / "texts"), "--enable-lora", "--lora-paths", f"sql={adapter}",
-        "--metrics-port", str(failures.metrics), **failures.environment,
+        "--lookup-across", "--lookup-store", str(tmp_path / "texts"), "--enable-lora",
+        "--lora-paths", f"sql={adapter_folders['sql']}", "--metrics-port", str(failures.metrics),
+        **failures.environment,
     ) as server:  # fmt: skip
         ask = partial(ask_all, server, stay, (MODEL, "sql"), prompts[:2])
         plain = ask(speculate=False)

@@ -54,7 +54,7 @@ def _value(draw: random.Random, depth: int) -> dict[str, Any]:
 
 
 CHOICES = 16
-SAMPLING: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 5}]
+GREEDY, SEEDED = {"temperature": 0}, {"temperature": 0.8, "seed": 5}
 
 
 def drafted(before: MetricsPage, after: MetricsPage, **labels: str) -> float:
@@ -63,12 +63,12 @@ def drafted(before: MetricsPage, after: MetricsPage, **labels: str) -> float:
     return after.value(name, **labels) - before.value(name, **labels)
 
 
-@pytest.mark.parametrize("served", ["exact_server", "planned_server"])
-@pytest.mark.parametrize("sampling", SAMPLING, ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    ("served", "sampling"), [("exact_server", GREEDY), ("planned_server", SEEDED)], indirect=["served"]
+)
 def test_answers_by_a_schema(
-    served: str, sampling: dict[str, Any], prompts: list[str], request: pytest.FixtureRequest
+    served: Server, sampling: dict[str, Any], prompts: list[str], request: pytest.FixtureRequest
 ) -> None:
-    server: Server = request.getfixturevalue(served)
     count = 200 if request.config.getoption("--exhaustive") else 50
     formats = [
         {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}} for schema in schemas(count)
@@ -76,24 +76,23 @@ def test_answers_by_a_schema(
 
     def ask(number: int, speculate: bool) -> list[int]:
         body = sampling | {"max_tokens": 64, "response_format": formats[number]}
-        return tokens(complete(server, prompts[number % len(prompts)], speculate=speculate, **body))
+        return tokens(complete(served, prompts[number % len(prompts)], speculate=speculate, **body))
 
     def ask_all(speculate: bool) -> list[list[int]]:
         with ThreadPoolExecutor(8) as pool:
             return list(pool.map(lambda number: ask(number, speculate), range(count)))
 
-    plain, before = ask_all(False), MetricsPage(server.url)
+    plain, before = ask_all(False), MetricsPage(served.url)
     assert ask_all(True) == plain
-    assert drafted(before, MetricsPage(server.url)) > 3 * count
+    assert drafted(before, MetricsPage(served.url)) > 3 * count
 
 
 TEXTS = ("the order of things, then", "tennis; or something alike", "it is the end of the day.")
 
 
-@pytest.mark.parametrize("served", ["exact_server", "planned_server"])
-def test_sampled_answers_are_exact(served: str, small_target: SmallTarget, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize("served", ["exact_server", "planned_server"], indirect=True)
+def test_sampled_answers_are_exact(served: Server, small_target: SmallTarget) -> None:
     """The texts can be split into tokens in many ways, so the target often refuses a forced token."""
-    server: Server = request.getfixturevalue(served)
     pieces = small_target.tokenizer.batch_decode([[token] for token in range(VOCAB)])
 
     def allowed(answer: Answer) -> list[int]:
@@ -108,12 +107,12 @@ def test_sampled_answers_are_exact(served: str, small_target: SmallTarget, reque
     body = {"temperature": 1.0, "top_k": 3, "regex": "|".join(text.replace(".", r"\.") for text in TEXTS)}
 
     def sample(_: int) -> list[Answer]:
-        answer = complete(server, prompt, speculate=True, n=CHOICES, max_tokens=5, **body)
+        answer = complete(served, prompt, speculate=True, n=CHOICES, max_tokens=5, **body)
         return [tuple(choice["token_ids"]) for choice in answer["choices"]]
 
-    before = MetricsPage(server.url)
+    before = MetricsPage(served.url)
     with ThreadPoolExecutor(4) as pool:
         drawn = [answer for part in pool.map(sample, range(SAMPLES // CHOICES)) for answer in part]
-    assert drafted(before, MetricsPage(server.url), sampling="sampled") > SAMPLES / 4
+    assert drafted(before, MetricsPage(served.url), sampling="sampled") > SAMPLES / 4
     exact = answer_probs(small_target.logits, prompt, 5, Rules(temperature=1.0, top_k=3, allowed=allowed))
     assert answers_p_value(drawn, exact) > THRESHOLD

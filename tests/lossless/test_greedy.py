@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from asking import accepted_tokens, complete, complete_all, tokens
+from asking import accepted_tokens, answer_ids, complete, complete_all, tokens
 from metrics_page import MetricsPage, until_retracted
 from running import HTTP
 
@@ -15,21 +15,56 @@ PLAIN = {"max_tokens": TOKENS, "temperature": 0}
 def plain(exact_server, prompts):
     """Without speculation, eight at a time."""
     assert len(prompts) == 50
-    return [tokens(a) for a in complete_all(exact_server, prompts, 8, speculate=False, **PLAIN)]
+    return answer_ids(exact_server, prompts, 8, speculate=False, **PLAIN)
 
 
-def test_fifty_prompts_eight_at_a_time(exact_server, prompts, plain):
-    before = accepted_tokens(exact_server)
-    drafted = [tokens(a) for a in complete_all(exact_server, prompts, 8, speculate=True, **PLAIN)]
-    assert accepted_tokens(exact_server) - before > 500  # enough drafts were tested
-    assert drafted == plain
+@pytest.fixture(scope="module")
+def plain_by_mtp(mtp_server, prompts):
+    return answer_ids(mtp_server, prompts, 8, speculate=False, **PLAIN)
+
+
+@pytest.fixture
+def expected(request, plain):
+    """The answers of the tested server's target without speculation."""
+    return request.getfixturevalue("plain_by_mtp") if "mtp_server" in request.node.name else plain
+
+
+@pytest.mark.parametrize(
+    ("served", "count", "again", "least"),
+    [
+        ("exact_server", 50, 0, 300),
+        ("eagle_server", 50, 24, 200),
+        ("path_server", 50, 24, 200),
+        ("mtp_server", 50, 24, 200),
+        ("denoising_server", 24, 0, 100),
+    ],
+    indirect=["served"],
+)
+def test_drafts_of_every_kind_of_model(served, count, again, least, prompts, expected):
+    """least: drafts of the model that must be right, half as many wrong. again: prompts that are asked a second time,
+    when they and the drafter's state come from the cache."""
+    names = [f"outrider_{kind}_position_total" for kind in ("accepted", "verified")]
+    cached = "sglang:cached_tokens_total"
+    before = MetricsPage(served.url)
+    assert answer_ids(served, prompts[:count], 8, speculate=True, **PLAIN) == expected[:count]
+    if again:
+        assert answer_ids(served, prompts[:again], again, speculate=True, **PLAIN) == expected[:again]
+    after = MetricsPage(served.url)
+    accepted, verified = (after.value(name, source="model") - before.value(name, source="model") for name in names)
+    assert accepted > least
+    assert verified - accepted > least / 2
+    assert (after.value(cached) > before.value(cached)) == (again > 0)
+
+
+def test_auto_takes_an_mtp_layer(mtp_server, small_mtp):
+    assert f"Drafter mtp: {small_mtp.folder}, in the model's checkpoint, fits target" in mtp_server.output()
 
 
 def check_planned(server, prompts, plain, least):
     """Check that the answers are `plain`, though the planner drafted and rested, and accepted `least` drafts."""
     names = [f"outrider_{name}_total" for name in ("accepted_tokens", "wasted_tokens", "undrafted_steps")]
     before = MetricsPage(server.url)
-    drafted = [tokens(a) for a in complete_all(server, prompts, 8, speculate=True, **PLAIN)]
+    drafted = answer_ids(server, prompts, 8, speculate=True, **PLAIN)
     after = MetricsPage(server.url)
     accepted, wasted, undrafted = (after.value(name) - before.value(name) for name in names)
     assert accepted > least
@@ -42,42 +77,11 @@ def test_planned(planned_server, prompts, plain):
     check_planned(planned_server, prompts, plain, 400)
 
 
-@pytest.mark.parametrize("served", ["eagle_server", "path_server"])
-def test_public_kinds_of_drafters(served, request, prompts, plain):
-    """The second time, prompts and drafter state come from the cache."""
-    name, cached = "outrider_accepted_position_total", "sglang:cached_tokens_total"
-    server = request.getfixturevalue(served)
-    before = MetricsPage(server.url)
-    drafted = [tokens(a) for a in complete_all(server, prompts, 8, speculate=True, **PLAIN)]
-    again = [tokens(a) for a in complete_all(server, prompts[:24], 24, speculate=True, **PLAIN)]
-    after = MetricsPage(server.url)
-    assert after.value(name, source="model") - before.value(name, source="model") > 200
-    assert after.value(cached) > before.value(cached)
-    assert drafted == plain
-    assert again == plain[:24]
-
-
-def test_an_eagle_head_trained_here(trained_eagle_server, prompts, plain):
-    before = accepted_tokens(trained_eagle_server)
-    drafted = [tokens(a) for a in complete_all(trained_eagle_server, prompts[:24], 8, speculate=True, **PLAIN)]
-    assert accepted_tokens(trained_eagle_server) - before > 200
-    assert drafted == plain[:24]
-
-
 def test_the_default_drafter_planned(shipped_server, prompts, request):
     """Its steps are long enough that drafts pay on every machine."""
     chosen = prompts[: 24 if request.config.getoption("--exhaustive") else 10]
-    alone = [tokens(a) for a in complete_all(shipped_server, chosen, 8, speculate=False, **PLAIN)]
+    alone = answer_ids(shipped_server, chosen, 8, speculate=False, **PLAIN)
     check_planned(shipped_server, chosen, alone, 80)
-
-
-def test_several_denoising_steps(denoising_server, prompts, plain):
-    before = MetricsPage(denoising_server.url)
-    drafted = [tokens(a) for a in complete_all(denoising_server, prompts[:24], 8, speculate=True, **PLAIN)]
-    after = MetricsPage(denoising_server.url)
-    name = "outrider_accepted_position_total"
-    assert after.value(name, source="model") - before.value(name, source="model") > 100
-    assert drafted == plain[:24]
 
 
 @pytest.mark.parametrize(
@@ -86,9 +90,9 @@ def test_several_denoising_steps(denoising_server, prompts, plain):
 def test_a_shipped_drafter(served, prompts):
     """This runs in float32; `test_embedded.py` tests the default type."""
     body = {"max_tokens": 48, "temperature": 0}
-    alone = [tokens(a) for a in complete_all(served, prompts[:12], 1, speculate=False, **body)]
+    alone = answer_ids(served, prompts[:12], 1, speculate=False, **body)
     before = accepted_tokens(served)
-    drafted = [tokens(a) for a in complete_all(served, prompts[:12], 6, speculate=True, **body)]
+    drafted = answer_ids(served, prompts[:12], 6, speculate=True, **body)
     assert accepted_tokens(served) - before > 60
     assert drafted == alone
 
@@ -97,7 +101,7 @@ def test_a_shipped_drafter(served, prompts):
 def test_one_at_a_time(exact_server, prompts, plain, speculate, request):
     count = len(prompts) if request.config.getoption("--exhaustive") else 8
     chosen = prompts[:count]
-    alone = [tokens(a) for a in complete_all(exact_server, chosen, 1, speculate=speculate, **PLAIN)]
+    alone = answer_ids(exact_server, chosen, 1, speculate=speculate, **PLAIN)
     assert alone == plain[:count]
 
 
@@ -107,18 +111,17 @@ def test_requests_with_and_without_speculation_share_a_batch(exact_server, promp
         assert [tokens(a) for a in answers] == plain[:16]
 
 
-def test_a_cache_too_small_for_all(exact_server, prompts, plain):
-    """24 requests of up to about 200 tokens in a cache of 3072: some are retracted."""
-    body = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
-    chosen = prompts[:24]
+@pytest.mark.parametrize(("served", "count"), [("exact_server", 24), ("mtp_server", 40)], indirect=["served"])
+def test_a_cache_too_small_for_all(served, count, prompts, expected):
+    """So many requests of up to about 200 tokens in a cache of 3072: some are retracted."""
 
     def ask() -> None:
-        drafted = [tokens(a) for a in complete_all(exact_server, chosen, 24, speculate=True, **body)]
-        for got, want in zip(drafted, plain[:24], strict=True):
+        drafted = answer_ids(served, prompts[:count], count, speculate=True, **PLAIN, ignore_eos=True)
+        for got, want in zip(drafted, expected[:count], strict=True):
             ended = want[:-1] if len(want) < TOKENS else want  # without ignore_eos the answer ends with its end token
             assert got[: len(ended)] == ended
 
-    until_retracted(exact_server.url, ask)
+    until_retracted(served.url, ask)
 
 
 AGES = {"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 6}
@@ -141,9 +144,9 @@ def test_every_rule(exact_server, prompts, rule):
     body = {"max_tokens": 96, "temperature": 0} | RULES[rule]
     chosen = ["Repeat the word echo twenty times: echo echo echo echo", *prompts[:5], prompts[16]]
     before = accepted_tokens(exact_server)
-    without = [tokens(a) for a in complete_all(exact_server, chosen, 7, speculate=False, **body)]
+    without = answer_ids(exact_server, chosen, 7, speculate=False, **body)
     middle = accepted_tokens(exact_server)
-    drafted = [tokens(a) for a in complete_all(exact_server, chosen, 7, speculate=True, **body)]
+    drafted = answer_ids(exact_server, chosen, 7, speculate=True, **body)
     assert middle == before
     assert accepted_tokens(exact_server) > middle
     assert drafted == without

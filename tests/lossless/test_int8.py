@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from asking import MODEL, accepted_tokens, complete_all, tokens
+from asking import MODEL, accepted_tokens, answer_ids
 from running import ForkedServer, Server
 
 from outrider.kernels.cpu import native
@@ -22,9 +22,9 @@ def test_speculation_changes_no_answer(served: Server, prompts: list[str], reque
     """The slower embedded model has half of the prompts unless --exhaustive."""
     few = "rounding_server" in request.node.name and not request.config.getoption("--exhaustive")
     chosen = prompts[: 3 if few else 6]
-    plain = [tokens(a) for a in complete_all(served, chosen, 1, speculate=False, **GREEDY)]
+    plain = answer_ids(served, chosen, 1, speculate=False, **GREEDY)
     before = accepted_tokens(served)
-    drafted = [tokens(a) for a in complete_all(served, chosen, 6, speculate=True, **GREEDY)]
+    drafted = answer_ids(served, chosen, 6, speculate=True, **GREEDY)
     assert accepted_tokens(served) - before > 50  # enough drafts were tested
     assert drafted == plain
 
@@ -45,14 +45,13 @@ def test_the_faster_activations_are_the_default(rounding_server: Server, tmp_pat
         assert f"Activations {chosen}: " in server.output()
         if chosen == "int8":
             prompt = ["Name three rivers of Europe."]
-            texts = [complete_all(each, prompt, 1, speculate=False, **GREEDY) for each in (server, rounding_server)]
-            assert tokens(texts[0][0]) == tokens(texts[1][0])
+            texts = [answer_ids(each, prompt, 1, speculate=False, **GREEDY) for each in (server, rounding_server)]
+            assert texts[0] == texts[1]
 
 
 def test_rounded_answers_differ_but_are_similar(int8_server: Server, exact_server: Server, prompts: list[str]) -> None:
     rounded, exact = (
-        [tokens(a) for a in complete_all(server, prompts[:6], 6, speculate=False, **GREEDY)]
-        for server in (int8_server, exact_server)
+        answer_ids(server, prompts[:6], 6, speculate=False, **GREEDY) for server in (int8_server, exact_server)
     )
     assert rounded != exact
     agree = sum(r[:4] == e[:4] for r, e in zip(rounded, exact, strict=True))

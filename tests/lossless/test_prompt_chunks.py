@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapters import write_adapter
 from asking import MODEL, asked, complete, tokens
 from learned_drafters import offer, wait_until_tried
 from metrics_page import until_retracted
@@ -47,9 +46,8 @@ def answers(server: Server, at_once: int, *, speculate: bool, max_tokens: int = 
 
 
 @pytest.fixture(scope="module")
-def adapter(tmp_path_factory: pytest.TempPathFactory, small_target: SmallTarget) -> tuple[str, ...]:
-    folder = write_adapter(tmp_path_factory.mktemp("adapters") / "sql", small_target.model, 1, strength=1.0)
-    return ("--lora-paths", f"sql={folder}")
+def adapter(adapter_folders: dict[str, Path]) -> tuple[str, ...]:
+    return ("--lora-paths", f"sql={adapter_folders['sql']}")
 
 
 @pytest.fixture(scope="module")

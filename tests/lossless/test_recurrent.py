@@ -19,10 +19,6 @@ from metrics_page import MetricsPage, until_retracted
 from running import TAKES_MANY, ForkedServer, Server, overlaps
 from safetensors.torch import load_file, save_file
 
-from outrider.drafters.block.checkpoint import save_compact, target_identity
-from outrider.drafters.block.config import BlockConfig
-from outrider.drafters.block.model import BlockModel
-
 FEW = [33, 200, 54, 77, 93]
 BODY = {"temperature": 0, "logit_bias": dict.fromkeys(map(str, FEW), 100.0)}
 """Answers have only a few tokens and never end: they repeat themselves, so much is drafted, and much of it wrong."""
@@ -34,22 +30,8 @@ ASKED = [([(7 * i * i + n) % 250 + 17 for i in range(n)], answer) for n, answer 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders of the target and of a drafter with the same few tokens, which is right by chance."""
     folder = tmp_path_factory.mktemp("recurrent")
-    model = tiny_families.write("Qwen3NextForCausalLM", folder / "tiny")
-    shape = model.config
-    config = BlockConfig(
-        kind="dspark", gamma=7, vocab_size=shape.vocab_size, hidden_size=shape.hidden_size, intermediate_size=96,
-        num_layers=1, num_heads=4, num_kv_heads=2, head_dim=32, num_target_layers=shape.num_hidden_layers,
-        target_layers=(0, 2), mask_token_id=4, rope_theta=1e4, max_positions=512, markov_rank=16, confidence_head=True,
-        draft_vocab_size=len(FEW), target=target_identity(shape, model.get_input_embeddings().weight),
-    )  # fmt: skip
-    drafter = BlockModel(config, torch.tensor(sorted(FEW)))
-    draw = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for weight in drafter.parameters():
-            weight.copy_((weight.ndim == 1) + 0.3 * torch.randn(weight.shape, generator=draw))
-    save_compact(drafter, folder / "dspark")
+    tiny_families.write("Qwen3NextForCausalLM", folder / "tiny")
     return folder
 
 
@@ -161,15 +143,3 @@ def test_its_mtp_layer(with_mtp: Server, plain: list[list[int]]) -> None:
     page = MetricsPage(with_mtp.url)
     for name in ("accepted", "wasted"):
         assert page.value(f"outrider_{name}_tokens_total") > 10
-
-
-@pytest.mark.server
-def test_a_drafter_with_hidden_states(folder: Path, plain: list[list[int]], request: pytest.FixtureRequest) -> None:
-    if not request.config.getoption("--exhaustive"):
-        pytest.skip("--exhaustive starts a server for it")
-    with started(folder, "dspark", "--drafter-path", str(folder / "dspark"), "--no-lookup") as server:
-        with ThreadPoolExecutor(len(ASKED)) as pool:
-            assert list(pool.map(lambda case: ask(server, case, speculate=True), ASKED)) == plain
-        page = MetricsPage(server.url)
-        for name in ("accepted", "wasted"):
-            assert page.value(f"outrider_{name}_tokens_total") > 10

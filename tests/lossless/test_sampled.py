@@ -116,6 +116,18 @@ def source(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+def check_answers(
+    server: Server, prompt: list[int], exact: dict[Answer, float], *, source: str = "model", seeds: bool = False,
+    length: int = LENGTH,
+) -> None:  # fmt: skip
+    """Check the distribution of answers, of which a source has drafted several tokens at once."""
+    before = MetricsPage(server.url)
+    drawn = sample(server, prompt, SAMPLES, seeds, **BODY | {"max_tokens": length})
+    after = MetricsPage(server.url)
+    check_depth(observed(before, after, sampling="seeded" if seeds else "sampled", source=source))
+    assert answers_p_value(drawn, exact) > THRESHOLD
+
+
 @pytest.mark.parametrize("source", ["model", "lookup"], indirect=True)
 @pytest.mark.parametrize(
     "served",
@@ -126,11 +138,7 @@ def test_whole_answers_have_the_exact_distribution(
     served: Server, source: str, request: pytest.FixtureRequest, exact: Callable[..., dict[Answer, float]]
 ) -> None:
     prompt = request.getfixturevalue(PROMPTS[source])
-    before = MetricsPage(served.url)
-    drawn = sample(served, prompt, SAMPLES, **BODY)
-    after = MetricsPage(served.url)
-    check_depth(observed(before, after, sampling="sampled", source=source))
-    assert answers_p_value(drawn, exact(prompt)) > THRESHOLD
+    check_answers(served, prompt, exact(prompt), source=source)
 
 
 @pytest.mark.parametrize("source", ["model", "lookup"])
@@ -138,11 +146,7 @@ def test_seeded_answers_have_the_exact_distribution(
     exact_server: Server, source: str, request: pytest.FixtureRequest, exact: Callable[..., dict[Answer, float]]
 ) -> None:
     prompt = request.getfixturevalue(PROMPTS[source])
-    before = MetricsPage(exact_server.url)
-    drawn = sample(exact_server, prompt, SAMPLES, seeds=True, **BODY)
-    after = MetricsPage(exact_server.url)
-    check_depth(observed(before, after, sampling="seeded", source=source))
-    assert answers_p_value(drawn, exact(prompt)) > THRESHOLD
+    check_answers(exact_server, prompt, exact(prompt), source=source, seeds=True)
 
 
 COMPARED = 512
@@ -183,22 +187,14 @@ def test_seeded_answers_equal_those_without_drafts(
 @pytest.mark.parametrize("seeds", [False, True], ids=["unseeded", "seeded"])
 def test_a_target_with_an_mtp_layer(mtp_server: Server, small_mtp: SmallMtp, seeds: bool) -> None:
     prompt = small_mtp.tokenizer(PROMPT)["input_ids"]
-    before = MetricsPage(mtp_server.url)
-    drawn = sample(mtp_server, prompt, SAMPLES, seeds, **BODY)
-    after = MetricsPage(mtp_server.url)
-    check_depth(observed(before, after, sampling="seeded" if seeds else "sampled", source="model"))
-    assert answers_p_value(drawn, answer_probs(small_mtp.logits, prompt, LENGTH, RULES)) > THRESHOLD
+    check_answers(mtp_server, prompt, answer_probs(small_mtp.logits, prompt, LENGTH, RULES), seeds=seeds)
 
 
 def test_several_denoising_steps(
     denoising_server: Server, fresh: list[int], exact: Callable[..., dict[Answer, float]]
 ) -> None:
     """The model drafts from the third token on."""
-    before = MetricsPage(denoising_server.url)
-    drawn = sample(denoising_server, fresh, SAMPLES, **BODY | {"max_tokens": LENGTH + 1})
-    after = MetricsPage(denoising_server.url)
-    check_depth(observed(before, after, sampling="sampled", source="model"))
-    assert answers_p_value(drawn, exact(fresh, LENGTH + 1)) > THRESHOLD
+    check_answers(denoising_server, fresh, exact(fresh, LENGTH + 1), length=LENGTH + 1)
 
 
 def test_initial_tokens_are_not_drafted(denoising_server: Server, fresh: list[int]) -> None:
@@ -260,11 +256,7 @@ def test_an_experienced_planner_still_verifies_several(
 ) -> None:
     """After thousands of answers it verifies second draft tokens, where a fault would show."""
     sample(planned_server, fresh, SAMPLES // 2, **BODY)
-    before = MetricsPage(planned_server.url)
-    drawn = sample(planned_server, fresh, SAMPLES, **BODY)
-    after = MetricsPage(planned_server.url)
-    check_depth(observed(before, after, sampling="sampled", source="model"))
-    assert answers_p_value(drawn, exact(fresh)) > THRESHOLD
+    check_answers(planned_server, fresh, exact(fresh))
 
 
 SEEDED = [{"temperature": 1.0, "seed": 7}, {"temperature": 0.7, "top_p": 0.9, "seed": 8}]
@@ -284,27 +276,15 @@ def seeded(exact_server, prompts):
 @pytest.mark.parametrize(
     ("served", "others"),
     [
-        ("exact_server", 0),
-        ("exact_server", 16),
-        ("exact_server", 32),
-        ("planned_server", 0),
-        ("planned_server", 16),
-        ("planned_server", 32),
-        ("denoising_server", 16),
-        ("eagle_server", 16),
-        ("path_server", 16),
+        *((name, others) for name in ("exact_server", "planned_server") for others in (0, 16, 32)),
+        *((name, 16) for name in ("denoising_server", "eagle_server", "path_server")),
     ],
     indirect=["served"],
 )
 def test_a_seed_decides_the_answer(served, others, seeded, prompts):
     """The drafter, other requests and a restart do not matter."""
     longer = {"max_tokens": 2 * TOKENS} if others == 32 else {}  # more than the cache holds
-    company = [
-        {},
-        {"temperature": 0},
-        {"temperature": 1.0, "seed": 7},
-        {"temperature": 1.0, "speculation": {"enabled": False}},
-    ]
+    company = [{}, {"temperature": 0}, SEEDED[0], {"temperature": 1.0, "speculation": {"enabled": False}}]
     asked = [(prompts[i], SEEDED[i]) for i in range(2)]
     asked += [(prompts[2 + i], company[i % len(company)] | longer) for i in range(others)]
     asked = asked[2:12] + asked[:2] + asked[12:]

@@ -4,31 +4,45 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
-from typing import Any
+from typing import Any, Protocol
 
+import httpx
 from metrics_page import metric
-from running import HTTP, Server
+from running import Server
 
 MODEL = "SmolLM2-135M-Instruct"
 
 
+class Posts(Protocol):
+    """A server, or two that answer together."""
+
+    def post(self, path: str, body: dict[str, Any]) -> httpx.Response: ...
+
+
 def complete(
-    server: Server, prompt: str | list[int], *, speculate: bool, chat: bool = True, **body: Any
+    server: Posts, prompt: str | list[int], *, speculate: bool, chat: bool = True, **body: Any
 ) -> dict[str, Any]:
     """The answer to /v1/completions, with token ids; `chat` applies the model's chat format."""
     if chat and isinstance(prompt, str):
         prompt = f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
     request = {"model": MODEL, "prompt": prompt, "return_token_ids": True, "speculation": {"enabled": speculate}}
-    answer = HTTP.post(f"{server.url}/v1/completions", json=request | body, timeout=600)
+    answer = server.send("/v1/completions", request | body)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 def complete_all(
-    server: Server, prompts: Sequence[str], concurrency: int, *, speculate: bool, **body: Any
+    server: Posts, prompts: Sequence[str], concurrency: int, *, speculate: bool, **body: Any
 ) -> list[dict[str, Any]]:
     with ThreadPoolExecutor(concurrency) as pool:
         return list(pool.map(lambda prompt: complete(server, prompt, speculate=speculate, **body), prompts))
+
+
+def answer_ids(
+    server: Posts, prompts: Sequence[str], concurrency: int, *, speculate: bool, **body: Any
+) -> list[list[int]]:
+    """Token ids of each answer."""
+    return [tokens(answer) for answer in complete_all(server, prompts, concurrency, speculate=speculate, **body)]
 
 
 def ask_as(server: Server, secret: str, prompt: str, *, speculate: bool = True, **body: Any) -> dict[str, Any]:
@@ -36,7 +50,7 @@ def ask_as(server: Server, secret: str, prompt: str, *, speculate: bool = True, 
     request = {"model": MODEL, "prompt": prompt, "max_tokens": 40, "ignore_eos": True, "return_token_ids": True}
     request |= {"speculation": {"enabled": speculate, "trace": speculate}}
     headers = {"Authorization": f"Bearer {secret}"}
-    answer = HTTP.post(f"{server.url}/v1/completions", json=request | body, headers=headers, timeout=600)
+    answer = server.send("/v1/completions", request | body, headers=headers)
     assert answer.status_code == 200, answer.text
     return answer.json()
 

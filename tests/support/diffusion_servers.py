@@ -45,7 +45,7 @@ class Served:
         return self.reference.answer(prompt, count, threshold=self.threshold, per_step=self.per_step)
 
     def post(self, body: dict[str, Any]) -> httpx.Response:
-        return HTTP.post(f"{self.server.url}/v1/completions", json={"model": "tiny"} | body, timeout=120)
+        return self.server.send("/v1/completions", {"model": "tiny"} | body)
 
     def ask(self, prompt: Sequence[int], count: int, **options: Any) -> list[int]:
         body = {"prompt": list(prompt), "max_tokens": count, "temperature": 0, "ignore_eos": True}

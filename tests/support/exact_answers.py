@@ -2,7 +2,7 @@
 server's code."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -51,6 +51,19 @@ class Rules:
         result = torch.zeros_like(probs)
         result[order[kept]] = ranked[kept]
         return result / result.sum()
+
+
+def continuing(words: Sequence[str], alternatives: Sequence[str]) -> Callable[[Answer], list[int]]:
+    """`Rules.allowed` for a sequence of alternatives. words: of the tokens."""
+
+    def begins(text: str) -> bool:
+        return any(a.startswith(text) or (text.startswith(a) and begins(text[len(a) :])) for a in alternatives)
+
+    def allowed(answer: Answer) -> list[int]:
+        said = "".join(words[token] for token in answer)
+        return [token for token, word in enumerate(words) if begins(said + word)]
+
+    return allowed
 
 
 PROMPT, SAMPLES = "List five ways to save", 2048

@@ -3,7 +3,7 @@
 The converter's order of query and key rows, and its factors of rotary positions, are repeated here.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,14 @@ PROMPT = [9, 100, 33, 41, 7, 200, 66, 54, 120, 13, 250, 31, 77, 18, 93, 205, 140
 
 @dataclass(frozen=True)
 class Model:
-    """config: fields of transformers' configuration besides the common ones. fields: the file's metadata, likewise.
-    permuted: query and key rows lie in pairs. norms_from_one: the file's norms are 1 larger. tensors: further ones."""
+    """config: fields of transformers' configuration besides the common ones. fields: the file's metadata, likewise,
+    without the architecture before their names. permuted: query and key rows lie in pairs. norms_from_one: the file's
+    norms are 1 larger. tensors: further ones."""
 
     config_class: str
     architecture: str
     config: Mapping[str, Any] = field(default_factory=dict)
-    fields: Callable[[gguf.GGUFWriter], None] = lambda writer: None
+    fields: Mapping[str, Any] = field(default_factory=dict)
     permuted: bool = False
     tensors: Mapping[str, np.ndarray] = field(default_factory=dict)
     norms_from_one: bool = False
@@ -73,40 +74,6 @@ def _llama_3() -> tuple[dict[str, Any], np.ndarray]:
 LLAMA_3, LLAMA_3_FACTORS = _llama_3()
 
 
-def _granite(writer: gguf.GGUFWriter) -> None:
-    writer.add_attention_scale(0.1)
-    writer.add_embedding_scale(3.0)
-    writer.add_residual_scale(0.5)
-    writer.add_logit_scale(2.0)
-
-
-def _moe(writer: gguf.GGUFWriter) -> None:
-    writer.add_expert_count(EXPERTS)
-    writer.add_expert_used_count(3)
-    writer.add_expert_feed_forward_length(32)
-
-
-def _yarn(writer: gguf.GGUFWriter) -> None:
-    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-    writer.add_rope_scaling_factor(4.0)
-    writer.add_rope_scaling_orig_ctx_len(128)
-
-
-def _linear(writer: gguf.GGUFWriter) -> None:
-    writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-    writer.add_rope_scaling_factor(4.0)
-
-
-def _windowed(writer: gguf.GGUFWriter) -> None:
-    writer.add_sliding_window(WINDOW)
-
-
-def _gemma3(writer: gguf.GGUFWriter) -> None:
-    _linear(writer)
-    _windowed(writer)
-    writer.add_rope_freq_base_swa(500.0)
-
-
 WINDOW = 12
 GEMMA_3 = {
     "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": HEAD, "sliding_window": WINDOW,
@@ -125,80 +92,53 @@ def _phi3(original: int, share: float = 1.0) -> Model:
     factors = {"long": [1 + 0.4 * i for i in range(rotated // 2)], "short": [1 + 0.05 * i for i in range(rotated // 2)]}
     rope = {"rope_type": "longrope", "rope_theta": 5000.0, "partial_rotary_factor": share}
     rope |= {"original_max_position_embeddings": original} | {f"{name}_factor": factors[name] for name in factors}
-
-    def fields(writer: gguf.GGUFWriter) -> None:
-        writer.add_rope_dimension_count(rotated)
-        writer.add_rope_scaling_orig_ctx_len(original)
-        writer.add_rope_scaling_attn_factors(float(np.sqrt(1 + np.log(CONTEXT / original) / np.log(original))))
-
-    return Model(
-        "Phi3Config",
-        "phi3",
-        {
-            "rope_parameters": rope, "original_max_position_embeddings": original, "tie_word_embeddings": True,
-            "num_attention_heads": WIDTH // HEAD, "num_key_value_heads": 1, "sliding_window": None,
-        },
-        fields,
-        tensors={f"rope_factors_{name}.weight": np.array(factors[name], np.float32) for name in factors},
-    )  # fmt: skip
+    config = {"rope_parameters": rope, "original_max_position_embeddings": original, "tie_word_embeddings": True}
+    config |= {"num_attention_heads": WIDTH // HEAD, "num_key_value_heads": 1, "sliding_window": None}
+    attention = float(np.sqrt(1 + np.log(CONTEXT / original) / np.log(original)))
+    fields = {"rope.dimension_count": rotated, "rope.scaling.original_context_length": original}
+    tensors = {f"rope_factors_{name}.weight": np.array(factors[name], np.float32) for name in factors}
+    return Model("Phi3Config", "phi3", config, fields | {"rope.scaling.attn_factor": attention}, tensors=tensors)
 
 
+TIED, EVEN, ONE_KV_HEAD = {"tie_word_embeddings": True}, {"head_dim": WIDTH // HEADS}, {"num_key_value_heads": 1}
+UNBIASED = {"attention_bias": False}
+MOE = {"num_experts": EXPERTS, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True}
+GRANITE = {"attention_multiplier": 0.1, "embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}
+YARN = {"rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+LINEAR = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}
+LINEAR_FIELDS = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+WINDOWED = {"attention.sliding_window": WINDOW}
 MODELS = {
     "llama": Model("LlamaConfig", "llama", permuted=True),
     "llama3": Model(
-        "LlamaConfig",
-        "llama",
-        {"rope_parameters": LLAMA_3, "tie_word_embeddings": True},
-        permuted=True,
+        "LlamaConfig", "llama", {"rope_parameters": LLAMA_3} | TIED, permuted=True,
         tensors={"rope_freqs.weight": LLAMA_3_FACTORS},
     ),
     "mistral": Model("MistralConfig", "llama", {"sliding_window": None}, permuted=True),
-    "qwen2": Model(
-        "Qwen2Config", "qwen2", {"tie_word_embeddings": True, "num_attention_heads": 2, "num_key_value_heads": 1}
-    ),
-    "qwen3": Model("Qwen3Config", "qwen3", {"attention_bias": False}),
+    "qwen2": Model("Qwen2Config", "qwen2", {"num_attention_heads": 2} | ONE_KV_HEAD | TIED),
+    "qwen3": Model("Qwen3Config", "qwen3", UNBIASED),
     "qwen3moe": Model(
-        "Qwen3MoeConfig",
-        "qwen3moe",
-        {
-            "num_experts": EXPERTS, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "norm_topk_prob": True,
-            "attention_bias": False, "decoder_sparse_step": 1,
-        },
-        _moe,
+        "Qwen3MoeConfig", "qwen3moe", MOE | UNBIASED | {"decoder_sparse_step": 1},
+        {"expert_count": EXPERTS, "expert_used_count": 3, "expert_feed_forward_length": 32},
     ),
-    "smollm3": Model(
-        "SmolLM3Config", "smollm3", {"tie_word_embeddings": True, "head_dim": WIDTH // HEADS}, permuted=True
-    ),
+    "smollm3": Model("SmolLM3Config", "smollm3", EVEN | TIED, permuted=True),
     "granite": Model(
-        "GraniteConfig",
-        "granite",
-        {
-            "head_dim": WIDTH // HEADS, "attention_multiplier": 0.1, "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.5, "logits_scaling": 2.0, "tie_word_embeddings": True,
-        },
-        _granite,
-        permuted=True,
+        "GraniteConfig", "granite", GRANITE | EVEN | TIED,
+        {"attention.scale": 0.1, "embedding_scale": 3.0, "residual_scale": 0.5, "logit_scale": 2.0}, permuted=True,
     ),
-    "gemma3": Model("Gemma3TextConfig", "gemma3", GEMMA_3, _gemma3, norms_from_one=True),
-    "phi3": Model("Phi3Config", "phi3", {"sliding_window": WINDOW, "head_dim": WIDTH // HEADS}, _windowed),
+    "gemma3": Model(
+        "Gemma3TextConfig", "gemma3", GEMMA_3, LINEAR_FIELDS | WINDOWED | {"rope.freq_base_swa": 500.0},
+        norms_from_one=True,
+    ),
+    "phi3": Model("Phi3Config", "phi3", {"sliding_window": WINDOW} | EVEN, WINDOWED),
     "phi3-long": _phi3(16),
     "phi3-partial": _phi3(CONTEXT // 2, 0.5),
-    "olmo2": Model("Olmo2Config", "olmo2", {"head_dim": WIDTH // HEADS}),
+    "olmo2": Model("Olmo2Config", "olmo2", EVEN),
     "yarn": Model(
-        "Qwen3Config",
-        "qwen3",
-        {"attention_bias": False, "rope_parameters": {
-            "rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 128,
-        }},
-        _yarn,
+        "Qwen3Config", "qwen3", UNBIASED | {"rope_parameters": YARN},
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 128},
     ),
-    "linear": Model(
-        "LlamaConfig",
-        "llama",
-        {"rope_parameters": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0}},
-        _linear,
-        permuted=True,
-    ),
+    "linear": Model("LlamaConfig", "llama", {"rope_parameters": LINEAR}, LINEAR_FIELDS, permuted=True),
 }  # fmt: skip
 
 
@@ -211,23 +151,19 @@ def write(name: str, path: Path, kind: str = "F32", turn_end: int | None = None)
     plan = MODELS[name]
     model = plan.build()
     config = model.config
-    writer = gguf.GGUFWriter(path, plan.architecture)
-    writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(MLP)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(5000.0)
     head = getattr(config, "head_dim", None) or WIDTH // config.num_attention_heads
+    fields = {
+        "context_length": CONTEXT, "embedding_length": WIDTH, "block_count": config.num_hidden_layers,
+        "feed_forward_length": MLP, "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads, "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.freq_base": 5000.0,
+    }  # fmt: skip
     if head != WIDTH // config.num_attention_heads:
-        writer.add_key_length(HEAD)
-        writer.add_value_length(HEAD)
-        if plan.architecture == "llama":
-            writer.add_rope_dimension_count(HEAD)
+        fields |= {"attention.key_length": HEAD, "attention.value_length": HEAD}
+        fields |= {"rope.dimension_count": HEAD} if plan.architecture == "llama" else {}
+    writer = gguf.GGUFWriter(path, plan.architecture)
+    tiny_gguf.add_fields(writer, {**fields, **plan.fields}, f"{plan.architecture}.")
     tiny_gguf.add_tokenizer(writer, "qwen2", {"eos": 2} if turn_end is None else {"eot": turn_end})
-    plan.fields(writer)
     for tensor, values in plan.tensors.items():
         writer.add_tensor(tensor, values)
     with torch.no_grad():
@@ -238,10 +174,7 @@ def write(name: str, path: Path, kind: str = "F32", turn_end: int | None = None)
             if parameter.ndim > 1:
                 quantised = gguf.quants.quantize(parameter.numpy(), of_kind)
                 parameter.copy_(torch.from_numpy(gguf.quants.dequantize(quantised, of_kind)).bfloat16())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    tiny_gguf.finish(writer)
     return model
 
 

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from outrider.scheduler import registry
 from outrider.scheduler.baselines import VerifyAll
 from outrider.scheduler.buckets import TokenBuckets
+from outrider.scheduler.calibration.classes import CLASSES
+from outrider.scheduler.calibration.model import Calibration
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.scheduler.contract import Budget, Planner, StepView
 from outrider.scheduler.cost.model import StepCost
@@ -51,18 +53,27 @@ def view(
     )
 
 
-def request(
-    prompt: int = 10, new_tokens: int = 1 << 20, ends: tuple[int, ...] = (), **sampling: Any
-) -> SimpleNamespace:
+class Request(SimpleNamespace):
+    """A request that may be held weakly and in sets, as SGLang's."""
+
+    __hash__ = object.__hash__
+
+
+def request(prompt: int = 10, new_tokens: int = 1 << 20, ends: tuple[int, ...] = (), **sampling: Any) -> Request:
     """The part of SGLang's `Req` that the worker reads. prompt, new_tokens: lengths. ends: end tokens."""
     params = {"custom_params": None, "sampling_seed": 1, "top_k": 1, "ignore_eos": False, "stop_token_ids": None}
     params |= {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0}
     params |= dict.fromkeys(("logit_bias", "json_schema", "regex", "ebnf", "structural_tag"))
     params |= sampling
-    return SimpleNamespace(
+    return Request(
         sampling_params=SimpleNamespace(max_new_tokens=new_tokens, **params), origin_input_ids=[1] * prompt,
         eos_token_ids=set(ends), tokenizer=None, multimodal_inputs=None,
     )  # fmt: skip
+
+
+def shifted(shift: float, gamma: int) -> CalibrationTable:
+    """Adds `shift` to the log odds of every confidence."""
+    return CalibrationTable.of({name: Calibration((1.0,) * gamma, (shift,) * gamma) for name in CLASSES}, gamma)
 
 
 def step_of(requests: int, gamma: int, budget: Budget | None = None) -> Step:

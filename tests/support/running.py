@@ -112,6 +112,9 @@ class Server:
         with HTTP.stream("POST", f"{self.url}/v1/{path}", json=body | {"stream": True}, timeout=120) as answer:
             yield from (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {"))
 
+    def send(self, path: str, body: dict[str, Any], **options: Any) -> httpx.Response:
+        return HTTP.post(self.url + path, json=body, **{"timeout": 600} | options)
+
     def client(self, **options: object) -> openai.OpenAI:
         return openai.OpenAI(**{"base_url": f"{self.url}/v1", "api_key": "unused", "max_retries": 0} | options)
 

@@ -1,8 +1,9 @@
 """Fingerprints of SGLang's code that Outrider replaces, overrides or relies on: `sglang_contracts.json`.
 
+A name there has a fingerprint, and our file if we replace or override it. To rely on more code, add its name with "".
 `python tests/support/sglang_contracts.py` prints the differences to the installed SGLang, with the places of our code,
-and the architectures that the family table lacks. `--write` writes the fingerprints anew, with our file for each. Do so
-after reading every change and adapting our code.
+and the architectures that the family table lacks. `--write` writes fingerprints and files anew. Do so after reading
+every change and adapting our code.
 """
 
 import ast
@@ -21,9 +22,6 @@ from outrider.server.model import families
 
 FILE = Path(__file__).with_suffix(".json")
 ROOT = Path(__file__).resolve().parents[2]
-
-RELIED_ON = FILE.with_suffix(".txt").read_text().split()
-"""Code that ours relies on, in addition to the results of `TOUCHED`."""
 
 TOUCHED = """
 import importlib, itertools, json, os, pkgutil, sys
@@ -80,13 +78,11 @@ def touched() -> dict[str, str]:
     return {name: f"{os.path.relpath(Path(path).resolve(), ROOT)}:{part}" for name, (path, part) in places.items()}
 
 
-def fingerprints(names: list[str]) -> dict[str, str]:
-    """16 hex digits of each name's code without comments and docstrings. Raises LookupError for missing names."""
-    digests = {}
-    for name in names:
-        code = ast.dump(_without_docstrings(_definition(name)), include_attributes=False)
-        digests[name] = hashlib.sha256(code.encode()).hexdigest()[:16]
-    return digests
+@cache
+def fingerprint(name: str) -> str:
+    """16 hex digits of the code without comments and docstrings. Raises LookupError for a missing name."""
+    code = ast.dump(_without_docstrings(_definition(name)), include_attributes=False)
+    return hashlib.sha256(code.encode()).hexdigest()[:16]
 
 
 def _definition(name: str) -> ast.AST:
@@ -153,13 +149,24 @@ def _without_docstrings(node: ast.AST) -> ast.AST:
 
 
 def read() -> dict[str, Any]:
-    """SGLang's version, fingerprints and our files as of the last review."""
+    """SGLang's version, and each name with fingerprint and file, as of the last review."""
     return dict(json.loads(FILE.read_text()))
 
 
-def files(places: dict[str, str]) -> dict[str, str]:
-    """Our file for each name in the result of `touched`."""
-    return {name: place.rpartition(":")[0] for name, place in sorted(places.items())}
+def known() -> tuple[dict[str, str], dict[str, str]]:
+    """Fingerprint, and our file if there is one, by name."""
+    code = read()["code"]
+    files = {name: each.partition(" ")[2] for name, each in code.items() if " " in each}
+    return {name: each.partition(" ")[0] for name, each in code.items()}, files
+
+
+def contract() -> dict[str, Any]:
+    """What `read` should return for the installed SGLang and our code."""
+    (prints, files), places = known(), touched()
+    code = {}
+    for name in sorted({*prints} - {*files} | {*places}):
+        code[name] = f"{fingerprint(name)} {places.get(name, '').rpartition(':')[0]}".strip()
+    return {"sglang": version("sglang"), "code": code}
 
 
 def differences(places: dict[str, str]) -> list[str]:
@@ -167,18 +174,18 @@ def differences(places: dict[str, str]) -> list[str]:
 
     places: our code for each name.
     """
-    known, names = read()["fingerprints"], sorted({*RELIED_ON, *places})
-    lines = [f"{name} is no longer touched" for name in known if name not in names]
-    for name in names:
+    prints, files = known()
+    lines = [f"{name} is no longer touched" for name in files if name not in places]
+    for name in sorted({*prints} - {*files} | {*places}):
         place = places.get(name, "relied on")
         try:
-            (fingerprint,) = fingerprints([name]).values()
+            found = fingerprint(name)
         except LookupError:
             lines.append(f"{name} is not there ({place})")
             continue
-        if name not in known:
+        if not prints.get(name):
             lines.append(f"{name} has not been read ({place})")
-        elif fingerprint != known[name]:
+        elif found != prints[name]:
             lines.append(f"{name} has changed ({place})")
     return lines
 
@@ -205,7 +212,7 @@ def report() -> list[str]:
         places = touched()
     except RuntimeError as error:
         lines.append(f"Outrider does not fit it: {str(error).splitlines()[-1]}")
-        places = read()["files"]
+        places = known()[1]
     listed = families.SERVED.union(*(each.names.split() for each in families.REFUSED))
     new = [f"{name} is not in server/model/families.toml" for name in sorted(architectures() - listed)]
     return [*lines, *differences(places), *new]
@@ -213,9 +220,7 @@ def report() -> list[str]:
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["--write"]:
-        now = fingerprints(sorted({*RELIED_ON, *touched()}))
-        contract = {"sglang": version("sglang"), "fingerprints": now, "files": files(touched())}
-        FILE.write_text(json.dumps(contract, indent=1) + "\n")
+        FILE.write_text(json.dumps(contract(), indent=1) + "\n")
     else:
         lines = report()
         print(f"SGLang {version('sglang')}, read was {read()['sglang']}:", *lines or ["nothing to read"], sep="\n")

@@ -59,24 +59,15 @@ def write(
     """kind: of all matrices, except names that end as a key of `kinds`. more: further tensors, in float32. fields:
     further metadata. only: tells by name whether a tensor is written. tokenizer: writes another tokenizer."""
     writer = GGUFWriter(path, architecture)
-    for name, number in {
-        "context_length": 256,
-        "embedding_length": WIDTH,
-        "block_count": LAYERS,
-        "feed_forward_length": MLP,
-        "attention.head_count": HEADS,
-        "attention.head_count_kv": KV_HEADS,
-        "attention.key_length": HEAD,
-        "attention.value_length": HEAD,
-        "rope.dimension_count": HEAD,
-    }.items():
-        writer.add_uint32(f"{architecture}.{name}", number)
-    writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
-    writer.add_float32(f"{architecture}.rope.freq_base", 5000.0)
+    own = {
+        "context_length": 256, "embedding_length": WIDTH, "block_count": LAYERS, "feed_forward_length": MLP,
+        "attention.head_count": HEADS, "attention.head_count_kv": KV_HEADS, "attention.key_length": HEAD,
+        "attention.value_length": HEAD, "rope.dimension_count": HEAD, "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.freq_base": 5000.0,
+    }  # fmt: skip
+    add_fields(writer, own, f"{architecture}.")
     (tokenizer or partial(add_tokenizer, split=split))(writer)
-    for name, value in (fields or {}).items():
-        add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
-        add(name, value)
+    add_fields(writer, fields or {})
     for name, values in (tensors(architecture, tied) | dict(more or {})).items():
         if not only(name):
             continue
@@ -88,11 +79,21 @@ def write(
         else:
             of_kind = GGMLQuantizationType[stored]
             writer.add_tensor(name, quantize(values, of_kind), raw_dtype=of_kind)
+    finish(writer)
+    return path
+
+
+def add_fields(writer: GGUFWriter, fields: Mapping[str, Any], prefix: str = "") -> None:
+    add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for name, value in fields.items():
+        add[type(value)](prefix + name, value)
+
+
+def finish(writer: GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
 
 
 def add_tokenizer(writer: GGUFWriter, split: str, ends: Mapping[str, int] = MappingProxyType({"eos": 2})) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from planning import curve_cost
+from planning import curve_cost, request
 
 from outrider.server.plugin import activate
 
@@ -150,24 +150,15 @@ def is_greedy(i: int, world: World) -> bool:
     return world.greedy or i % 3 == 0
 
 
-def requests(world: World) -> list[SimpleNamespace]:
+def requests(world: World) -> list[Any]:
     """A third of the requests, or all, are greedy; one has a service level."""
-
-    def params(i: int) -> SimpleNamespace:
+    made = []
+    for i in range(REQUESTS):
         asked = {KEY: {"min_tokens_per_second": 50.0}} if i % 3 == 1 else None
-        return SimpleNamespace(
-            custom_params=asked, max_new_tokens=CONTEXT, sampling_seed=None,
-            top_k=1 if is_greedy(i, world) else VOCAB, ignore_eos=True, stop_token_ids=None,
-            frequency_penalty=0.0, presence_penalty=0.0, repetition_penalty=1.0, min_new_tokens=0, logit_bias=None,
-            json_schema=None, regex=None, ebnf=None, structural_tag=None,
-        )  # fmt: skip
-
-    return [
-        SimpleNamespace(
-            sampling_params=params(i), origin_input_ids=[i] * 3, tokenizer=None, grammar=None, multimodal_inputs=None
-        )
-        for i in range(REQUESTS)
-    ]
+        top_k = 1 if is_greedy(i, world) else VOCAB
+        made.append(request(3, CONTEXT, custom_params=asked, sampling_seed=None, top_k=top_k, ignore_eos=True))
+        made[-1].origin_input_ids, made[-1].grammar = [i] * 3, None
+    return made
 
 
 def sampling_info(world: World) -> SimpleNamespace:

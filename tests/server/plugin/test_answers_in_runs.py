@@ -15,21 +15,9 @@ from outrider.server.plugin.hooks import answer_ends
 PIECES = ("\n", "\n\n", "User", " User", ":", "Answer", " yes", ".", "###", "#", " ###", " a", "a", "aa", ">", "\u00e9")
 """Tokens that make repetitive texts, next to parts of a character, special ones and one beyond the vocabulary."""
 STRINGS = (
-    "\n",
-    "\n\n",
-    "\n\n\n",
-    "User:",
-    "###",
-    "##",
-    ":\n",
-    " yes",
-    "a a",
-    "aaa",
-    "\u00e9",
-    "\u96ea",
-    " \u96ea",
+    "\n", "\n\n", "\n\n\n", "User:", "###", "##", ":\n", " yes", "a a", "aaa", "\u00e9", "\u96ea", " \u96ea",
     "<|im_end|>",
-)
+)  # fmt: skip
 PATTERNS = ("a+:", r"\n$", "User", "[.:]\n", "a{3}")
 END, BEYOND = 2, 49_152
 
@@ -115,15 +103,10 @@ def test_runs_of_any_length_give_the_answer_of_single_tokens(data, tokens, reque
     check(data.draw(in_runs(tokens)), request)
 
 
-@pytest.mark.parametrize(
-    "hook",
-    [
-        "update_finish_state",
-        "update_reasoning_tokens",
-        "update_self_opened_reasoning_tokens",
-        "update_spec_correct_drafts_histogram",
-    ],
-)
+HOOKS = ("finish_state", "reasoning_tokens", "self_opened_reasoning_tokens", "spec_correct_drafts_histogram")
+
+
+@pytest.mark.parametrize("hook", [f"update_{name}" for name in HOOKS])
 def test_without_one_of_the_hooks_some_answer_differs(hook):
     @settings(
         max_examples=2000, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
@@ -135,25 +118,6 @@ def test_without_one_of_the_hooks_some_answer_differs(hook):
 
     with pytest.raises(AssertionError):
         find()
-
-
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(
-    ("text", "stop", "expected", "matched"),
-    [
-        ("Answer: yes.\nUser: next", ["User:", "\n"], "Answer: yes.", "\n"),
-        ("foo\nbar ### baz", ["###", "\n"], "foo", "\n"),
-        ("Paris.<|im_end|>\n", ["\n"], "Paris.", END),
-        ("a\u96ea b\n", ["\n"], "a\u96ea b", "\n"),
-    ],
-)
-def test_the_first_end_ends_the_answer(text, stop, expected, matched, stream):
-    tokens = ids_of(text)
-    with hooked(answer_ends.register):
-        for run in range(1, len(tokens) + 1):
-            runs = [tokens[at : at + run] for at in range(0, len(tokens), run)]
-            answered = answer(runs, stop=stop, stream=stream)
-            assert (answered.text, answered.finish) == (expected, {"type": "stop", "matched": matched})
 
 
 A, LINE, LINES, WORD = (ids_of(text)[0] for text in ("a", "\n", "\n\n\n", " a"))
@@ -191,15 +155,6 @@ def test_no_character_is_sent_twice():
     assert sent.text == "\n\u96ea\u96ea\U0001f600a\u96ea."
     with hooked(answer_ends.register):
         assert answer(runs, stream=True) == replace(sent, text="\n\u96ea\U0001f600a\u96ea.")
-
-
-def test_a_stop_string_in_more_tokens_than_its_encoding_is_missed_as_by_single_tokens():
-    """Three line ends are one token: the window that SGLang searches holds two."""
-    tokens = [*ids_of("a"), *ids_of("\n") * 3, *ids_of(" a")]
-    with hooked(answer_ends.register):
-        answers = [answer(runs, stop=["\n\n\n"], stream=False) for runs in (singly(tokens), [tokens])]
-    assert without_drafts(answers[1]) == answers[0]
-    assert answers[0].text == "a\n\n\n a"
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4])

@@ -307,25 +307,21 @@ def test_drafts_kept_by_another_seed_are_detected(monkeypatch):
         assert scene.run().texts.keys() != exactly.keys()
 
 
-def test_a_lookup_verified_by_the_models_q_is_detected(monkeypatch):
+def by_the_models_q(draft, drafted, asked):
+    draft.probs[asked] = drafted.probs
+
+
+def by_a_point_mass_elsewhere(draft, drafted, asked):
+    draft.probs[draft.looked_up] = draft.probs[draft.looked_up].flip(2)
+
+
+@pytest.mark.parametrize("fault", [by_the_models_q, by_a_point_mass_elsewhere])
+def test_a_lookup_verified_by_another_q_is_detected(fault, monkeypatch):
     honest = lookup_first.merge
 
     def merged(found, drafted, asked, better, temperatures):
         draft = honest(found, drafted, asked, better, temperatures)
-        draft.probs[asked] = drafted.probs
-        return draft
-
-    monkeypatch.setattr(lookup_first, "merge", merged)
-    scene = replace(SCENES["lookups first"], planner=VerifyAll)
-    assert distance(scene.run().texts, scene.exact()) > SEEN
-
-
-def test_a_point_mass_on_another_token_is_detected(monkeypatch):
-    honest = lookup_first.merge
-
-    def merged(found, drafted, asked, better, temperatures):
-        draft = honest(found, drafted, asked, better, temperatures)
-        draft.probs[draft.looked_up] = draft.probs[draft.looked_up].flip(2)
+        fault(draft, drafted, asked)
         return draft
 
     monkeypatch.setattr(lookup_first, "merge", merged)

@@ -8,6 +8,7 @@ import torch
 import xgrammar
 from chi_square import distance
 from enumeration import Enumeration, Found, exact
+from exact_answers import Rules, continuing
 from measured_acceptance import Acceptance, Batch, Kind, Text, ruled_logits
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 from table_models import TableModel
@@ -83,25 +84,10 @@ def believing(batch: Batch) -> torch.Tensor:
 
 
 def plain(kind: Kind) -> Callable[[Text], list[float]]:
-    """The next token's probabilities, by the alternatives alone."""
-
-    def probs(text: Text) -> list[float]:
-        said = "".join(WORDS[token] for token in answer_of(text))
-        allowed = torch.tensor([begins(said + word) for word in WORDS] + [False])
-        masked = LOGITS[text[-1]].double().masked_fill(~allowed, -torch.inf)
-        if kind.temperature == 0:
-            return torch.nn.functional.one_hot(masked.argmax(), VOCAB).double().tolist()
-        return (masked / kind.temperature).softmax(0).tolist()
-
-    return probs
-
-
-def begins(text: str) -> bool:
-    """True if a sequence of alternatives begins with the text."""
-    return any(
-        alternative.startswith(text) or (text.startswith(alternative) and begins(text[len(alternative) :]))
-        for alternative in ALTERNATIVES
-    )
+    """The next token's probabilities, by independent rules and the alternatives alone."""
+    greedy = kind.temperature == 0
+    rules = Rules(kind.temperature or 1.0, 1 if greedy else None, allowed=continuing(WORDS, ALTERNATIVES))
+    return lambda text: rules.probs(LOGITS[text[-1]].double(), answer_of(text)).tolist()
 
 
 def said(kind: Kind, planner: Planner, of_target: Callable[[Batch], torch.Tensor] = logits) -> Found:

@@ -40,46 +40,14 @@ def linear(config: Any, inputs: int) -> Any:
     )
 
 
-def test_a_linear_layer(config: Any, weights: GgufWeights) -> None:
-    layer = linear(config, tiny_gguf.HEADS * tiny_gguf.HEAD)
-    assert not list(layer.parameters())
-    layer.quant_method.process_weights_after_loading(layer)
-    x = torch.randn(3, tiny_gguf.HEADS * tiny_gguf.HEAD, generator=torch.Generator().manual_seed(1)).bfloat16()
-    assert torch.equal(layer(x)[0], packed_linear(x, pack(weights.expanded(f"{OUT}.weight"))))
-
-
 def test_a_linear_layer_that_rounds_activations(config: Any, weights: GgufWeights) -> None:
     config.weights.activations = "int8"
-    layer = linear(config, tiny_gguf.HEADS * tiny_gguf.HEAD)
+    layer, name = linear(config, tiny_gguf.HEADS * tiny_gguf.HEAD), f"{OUT}.weight"
     layer.quant_method.process_weights_after_loading(layer)
     x = torch.randn(3, tiny_gguf.HEADS * tiny_gguf.HEAD, generator=torch.Generator().manual_seed(1)).bfloat16()
-    name = f"{OUT}.weight"
-    expected = reference_int_block_linear(x, weights.raw(name), "Q8_0", tiny_gguf.WIDTH)
-    assert torch.equal(layer(x)[0], expected)
-    assert not torch.equal(layer(x)[0], packed_linear(x, pack(weights.expanded(name))))
-
-
-def test_an_embedding_that_is_the_head_as_well(config: Any, weights: GgufWeights) -> None:
-    from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
-
-    vocabulary, prefix = len(tiny_gguf.tokens()), "model.embed_tokens"
-    layer = VocabParallelEmbedding(
-        vocabulary, tiny_gguf.WIDTH, params_dtype=torch.bfloat16, quant_config=config, prefix=prefix, enable_tp=False
-    )
-    assert not list(layer.parameters())
-    layer.quant_method.process_weights_after_loading(layer)
-    expanded = weights.expanded(f"{prefix}.weight")
-    ids = torch.tensor([5, 1, 260])
-    assert torch.equal(layer.quant_method.embedding(layer, ids), expanded[ids])
-    x = torch.randn(2, tiny_gguf.WIDTH, generator=torch.Generator().manual_seed(1)).bfloat16()
-    assert torch.equal(layer.quant_method.apply(layer, x), packed_linear(x, pack(expanded)))
-
-
-def test_other_weights_are_loaded_by_sglang(config: Any) -> None:
-    linear(config, tiny_gguf.HEADS * tiny_gguf.HEAD)
-    left = dict(config.not_taken())
-    assert f"{OUT}.weight" not in left
-    assert {"model.norm.weight", "model.layers.0.input_layernorm.weight"} <= left.keys()
+    rounded = reference_int_block_linear(x, weights.raw(name), "Q8_0", tiny_gguf.WIDTH)
+    assert torch.equal(layer(x)[0], rounded)
+    assert not torch.equal(rounded, packed_linear(x, pack(weights.expanded(name))))
 
 
 def test_a_shape_that_differs_from_the_config(config: Any) -> None:

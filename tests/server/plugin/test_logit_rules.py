@@ -1,9 +1,11 @@
 """Penalties and bias on ragged rows equal SGLang's penalizers, token by token."""
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 import torch
+from planning import request
 from sglang.srt.sampling import penaltylib
 
 from outrider.server.plugin.decode.logit_rules import RowContext, apply_rules
@@ -12,40 +14,28 @@ VOCAB = 64
 STOP = 5
 
 
-def request(**penalties):
-    params = {
-        "frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0,
-        "stop_token_ids": {7},
-    }  # fmt: skip
-    return SimpleNamespace(
-        sampling_params=SimpleNamespace(**(params | penalties)),
-        eos_token_ids={STOP},
-        tokenizer=SimpleNamespace(eos_token_id=STOP, additional_stop_token_ids=None),
-        grammar=None,
-    )
+def ruled(**penalties):
+    made = request(ends=(STOP,), **({"stop_token_ids": {7}} | penalties))
+    made.tokenizer, made.grammar = SimpleNamespace(eos_token_id=STOP, additional_stop_token_ids=None), None
+    return made
 
 
+@dataclass(eq=False)
 class Batch:
     """The part of SGLang's batch that its penalizers read."""
 
-    def __init__(self, reqs):
-        self.reqs = reqs
-        self.device = "cpu"
+    reqs: list
+    device: str = "cpu"
 
 
 def sglang_logits(req, tokens, logits):
     """One row of logits, changed by SGLang after `tokens`."""
     batch = Batch([req])
-    orchestrator = penaltylib.BatchedPenalizerOrchestrator(
-        VOCAB,
-        batch,
-        {
-            penaltylib.BatchedFrequencyPenalizer,
-            penaltylib.BatchedMinNewTokensPenalizer,
-            penaltylib.BatchedPresencePenalizer,
-            penaltylib.BatchedRepetitionPenalizer,
-        },
-    )
+    kinds = ("Frequency", "Presence", "Repetition")
+    penalizers = {penaltylib.BatchedMinNewTokensPenalizer} | {
+        getattr(penaltylib, f"Batched{kind}Penalizer") for kind in kinds
+    }
+    orchestrator = penaltylib.BatchedPenalizerOrchestrator(VOCAB, batch, penalizers)
     for token in tokens:
         orchestrator.cumulate_output_tokens(torch.tensor([token]))
     out = logits.clone()[None]
@@ -71,7 +61,7 @@ PENALTIES = [
 @pytest.mark.parametrize("seed", range(3))
 def test_every_row_equals_plain_decoding(seed):
     generator = torch.Generator().manual_seed(seed)
-    reqs = [request(**penalties) for penalties in PENALTIES]
+    reqs = [ruled(**penalties) for penalties in PENALTIES]
     count, gamma = len(reqs), 4
     outputs = [
         torch.randint(0, 12, (int(n),), generator=generator) for n in torch.randint(1, 9, (count,), generator=generator)

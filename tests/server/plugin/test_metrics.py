@@ -23,9 +23,9 @@ def metrics(registry):
     return SpeculationMetrics(GAMMA, "test", registry)
 
 
-def observe(metrics, draft_lens, verify_lens, accept_lens, confidence=0.5, budget=None, classes=None, tokens=None):
+def observe(metrics, draft_lens, verify_lens, accept_lens, confidence=0.5, budget=None, classes=None):
     count = len(draft_lens)
-    given = {"draft_lens": draft_lens, "classes": classes or [0] * count, "tokens": tokens or accept_lens}
+    given = {"draft_lens": draft_lens, "classes": classes or [0] * count}
     arrays = {name: np.array(each) for name, each in given.items()}
     shown = np.full((count, GAMMA), confidence, dtype=np.float32)
     metrics.drafted(step_drafts(shown, np.array(verify_lens), np.array(accept_lens), budget=budget, **arrays))
@@ -59,12 +59,6 @@ def test_each_case_is_counted_separately(metrics, value):
         middle = value("outrider_calibration_observed_total", confidence="0.55", **labels)
         assert middle == counted[case][0]
     assert counted == {case: [0, 0] for case in CLASSES} | {"greedy, lookup": [1, 1], "sampled, model": [3, 2]}
-
-
-def test_tokens_after_an_answers_end_are_not_counted(metrics, value):
-    observe(metrics, [2], [2], [3], tokens=[2])  # the second draft ended the answer
-    names = ("accepted_tokens_total", "accepted_length_sum", "accepted_length_count")
-    assert [value(f"outrider_{name}") for name in names] == [2, 2, 1]
 
 
 def test_the_calibration_error_can_be_read_from_the_bins(metrics, value):

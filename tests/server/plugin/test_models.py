@@ -1,4 +1,4 @@
-"""SGLang's models as we change them: weights, windows, rotary tables, caches, and the rows of the last layer."""
+"""SGLang's models as we change them: weights, rotary tables, and the rows of the last layer."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 import torch
 from sglang.srt import runtime_context
-from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 from sglang.srt.layers.rotary_embedding.rope_variant import Phi3LongRoPEScaledRotaryEmbedding
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 
-from outrider.server.plugin.cpu import layer_shapes, text_models
+from outrider.server.plugin.cpu import text_models
 from outrider.server.plugin.cpu.fused_model import _read_rows
 from outrider.server.plugin.loading import more_models, stated
 
@@ -45,47 +44,7 @@ def test_experts_side_by_side_become_each_experts(turned: bool) -> None:
     torch.testing.assert_close(experts[f"{expert}.down_proj.weight"].t(), down[2])
 
 
-def test_each_layers_cache_has_its_shape() -> None:
-    pool = SimpleNamespace(start_layer=0)
-    pool.k_buffer, pool.v_buffer = ([torch.ones(6, 2, 32) for _ in range(2)] for _ in range(2))
-    layers = [RadixAttention(4, 32, 1.0, 2, layer_id=0), RadixAttention(4, 16, 1.0, 1, layer_id=1, v_head_dim=8)]
-    first = pool.k_buffer[0]
-    layer_shapes.fit(pool, torch.nn.ModuleList(layers))
-    assert pool.k_buffer[0] is first
-    assert [tuple(buffers[1].shape) for buffers in (pool.k_buffer, pool.v_buffer)] == [(6, 1, 16), (6, 1, 8)]
-
-
-SLIDING, FULL = "sliding_attention", "full_attention"
-
-
-def windows(**config: Any) -> list[int]:
-    """Windows of two layers that SGLang gave 99, and of one without a module."""
-    layers = [RadixAttention(1, 16, 1.0, 1, layer_id=i, sliding_window_size=99) for i in range(3)]
-    model = torch.nn.ModuleList(layers[:2])
-    model.attention_instances = {2: layers[2]}  # type: ignore[assignment]
-    stated.set_windows(model, SimpleNamespace(**config))
-    return [layer.sliding_window_size for layer in layers]
-
-
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"model_type": "mistral", "sliding_window": 8}, [7, 7, 7]),
-        ({"model_type": "mistral", "sliding_window": None}, [99, 99, 99]),
-        ({"model_type": "other", "sliding_window": 8}, [99, 99, 99]),
-        ({"model_type": "other", "sliding_window": 8, "layer_types": [FULL, SLIDING, FULL]}, [-1, 7, -1]),
-    ],
-)
-def test_layers_have_the_window_of_the_configuration(config: dict[str, Any], expected: list[int]) -> None:
-    assert windows(**config) == expected
-
-
-def test_a_model_with_its_own_window_is_left_alone() -> None:
-    layer = RadixAttention(1, 16, 1.0, 1, layer_id=0, sliding_window_size=99)
-    model, config = torch.nn.ModuleList([layer]), SimpleNamespace(model_type="mistral", sliding_window=8)
-    model.get_attention_sliding_window_size = lambda: 99  # type: ignore[assignment]
-    assert stated.initialize(lambda _: model, SimpleNamespace(hf_text_config=config)) is model
-    assert layer.sliding_window_size == 99
+FULL = "full_attention"
 
 
 def test_rotary_positions_as_transformers_5_writes_them() -> None:

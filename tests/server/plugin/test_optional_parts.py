@@ -2,16 +2,14 @@
 
 import logging
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from planning import Request, shifted
 from prometheus_client import CollectorRegistry
 
-from outrider.scheduler.calibration.classes import CLASSES
-from outrider.scheduler.calibration.model import Calibration
 from outrider.scheduler.calibration.table import CalibrationTable
 from outrider.server.plugin.decode.boundary import PARTS, Boundary
 from outrider.server.plugin.decode.metrics import SpeculationMetrics
@@ -19,10 +17,6 @@ from outrider.server.plugin.decode.optional.part import OptionalPart, OptionalPa
 from outrider.server.plugin.decode.requests import RequestTable
 
 GAMMA = 2
-
-
-class Request(SimpleNamespace):
-    __slots__ = ("__weakref__",)
 
 
 class Numbering(OptionalPart):
@@ -47,11 +41,7 @@ class Numbering(OptionalPart):
         self._called("finished", req.rid)
 
     def table(self, number: int) -> CalibrationTable | None:
-        return table(float(number)) if number > 1 else None
-
-
-def table(shift: float) -> CalibrationTable:
-    return CalibrationTable.of({name: Calibration((1.0,) * GAMMA, (shift,) * GAMMA) for name in CLASSES}, GAMMA)
+        return shifted(float(number), GAMMA) if number > 1 else None
 
 
 def run(registry: CollectorRegistry, *parts: OptionalPart) -> tuple[Boundary, RequestTable, OptionalParts]:
@@ -91,7 +81,7 @@ def test_a_part_that_fails_leaves_the_rest_alone(registry: CollectorRegistry, me
 def test_a_request_has_the_calibration_of_the_last_part_that_has_one(registry: CollectorRegistry) -> None:
     _, requests, parts = run(registry, Numbering("own_drafters", "sets"), Numbering("adapters", "adapters"))
     requests.numbers["sets"][:], requests.numbers["adapters"][:] = [0, 5, 5, 1], [0, 0, 7, 1]
-    common = table(0.5)
+    common = shifted(0.5, GAMMA)
     shifts = [each.by_class[0].shifts[0] for each in parts.tables(requests.entries(np.arange(4)), common, GAMMA) or []]
     assert shifts == [0.5, 5.0, 7.0, 0.5]
     assert parts.tables(requests.entries(np.array([0])), common, GAMMA) is None

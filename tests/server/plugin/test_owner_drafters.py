@@ -9,22 +9,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from planning import step_drafts
+from planning import Request, shifted, step_drafts
 
 from outrider.drafters.dummy import FixedDrafter
 from outrider.scheduler.calibration.classes import CLASSES
-from outrider.scheduler.calibration.model import Calibration
-from outrider.scheduler.calibration.table import CalibrationTable, parameters_of_each
+from outrider.scheduler.calibration.table import parameters_of_each
 from outrider.server.plugin.decode.optional.learning import WINDOW
 from outrider.server.plugin.decode.optional.owner_drafters import OwnerDrafters
 from outrider.server.plugin.options import RequestOptions
 
 GAMMA = 3
 RIDS: Iterator[int] = count()
-
-
-class Request(SimpleNamespace):
-    __slots__ = ("__weakref__",)
 
 
 class SeveralSets(FixedDrafter):
@@ -48,11 +43,7 @@ def learned(folder: Path, learner: str, name: str, shift: float | None = None) -
     made.mkdir(parents=True)
     (made / "config.json").write_text("{}")
     if shift is not None:
-        (made / "calibration.json").write_text(json.dumps(table(shift).to_json()))
-
-
-def table(shift: float) -> CalibrationTable:
-    return CalibrationTable.of({name: Calibration((1.0,) * GAMMA, (shift,) * GAMMA) for name in CLASSES}, GAMMA)
+        (made / "calibration.json").write_text(json.dumps(shifted(shift, GAMMA).to_json()))
 
 
 def request(learner: str, name: str = "", adapter: str | None = None, lora_id: str | None = None) -> Request:
@@ -174,7 +165,7 @@ def test_a_forgotten_key_begins_anew(keys: OwnerDrafters, drafter: SeveralSets) 
 def test_each_set_has_its_calibration(keys: OwnerDrafters, tmp_path: Path) -> None:
     learned(tmp_path, "e", "0001", shift=2.0)
     numbers = [keys.admitted(req) for req in (request("e", "0001"), request(""), request("a", "0001"))]
-    common, classes = table(-1.0), torch.tensor([0, 2, 5])
+    common, classes = shifted(-1.0, GAMMA), torch.tensor([0, 2, 5])
     confidence = torch.full((3, GAMMA), 0.5)
     tables = [keys.table(number) or common for number in numbers]
     places, (inverse, shifts) = parameters_of_each(tables, confidence, classes)

@@ -4,30 +4,15 @@ from types import SimpleNamespace
 
 import torch
 
-from outrider.drafters.base import Prefilled
-from outrider.drafters.dummy import FixedDrafter
-from outrider.drafters.lookup_first import LookupFirst
-from outrider.drafters.ngram import NgramDrafter
-from outrider.drafters.wrappers import Initialised
 from outrider.server.plugin.decode.requests import prefilled_chunks, transferred_tokens
 
 
-class Spy(FixedDrafter):
-    shown: Prefilled
-
-    def prefilled(self, chunks: Prefilled) -> None:
-        self.shown = chunks
-
-
-def test_wrappers_pass_prefilled_chunks_to_the_model():
-    spy = Spy(4, 99)
-    drafter = LookupFirst(NgramDrafter(6), Initialised(spy, 3), expected_run_length=1.0)
+def test_chunks_of_a_batch():
     table = torch.zeros(8, 16, dtype=torch.int32)
     batch = SimpleNamespace(
         req_pool_indices=torch.tensor([5, 2]), seq_lens=torch.tensor([9, 7]), prefix_lens=[6, 0], extend_lens=[3, 7]
     )
-    drafter.prefilled(prefilled_chunks(batch, table))
-    shown = spy.shown
+    shown = prefilled_chunks(batch, table)
     assert shown.page_table is table
     assert (shown.rows.tolist(), shown.seq_lens.tolist(), shown.counts, shown.longest) == ([5, 2], [9, 7], [3, 7], 9)
 

@@ -1,8 +1,5 @@
 """Hooks into SGLang."""
 
-import ast
-from importlib.metadata import distribution
-from pathlib import Path
 from types import SimpleNamespace
 
 from sglang.srt import server_args
@@ -29,21 +26,6 @@ def test_registration_happens_once_for_the_same_arguments() -> None:
     assert once(load, "model", revision=None, mode="auto") is first
     assert once(load, "model", mode="slow", revision=None) is not first
     assert len(calls) == 2
-
-
-def test_scheduler_and_worker_ask_for_the_same_tokenizer() -> None:
-    asked = []
-    for module in ("scheduler", "tp_worker"):
-        source = Path(str(distribution("sglang").locate_file(f"sglang/srt/managers/{module}.py"))).read_text()
-        asked.append(
-            {
-                ast.unparse(node)
-                for node in ast.walk(ast.parse(source))
-                if isinstance(node, ast.Call) and ast.unparse(node.func) == "get_tokenizer"
-            }
-        )
-    assert len(asked[0]) == 1
-    assert asked[0] == asked[1]
 
 
 def test_gpus_have_every_offered_backend_and_our_flashinfer(monkeypatch) -> None:

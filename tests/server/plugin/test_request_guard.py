@@ -17,8 +17,6 @@ from outrider.server.plugin.hooks.request_guard import prepare
 from outrider.server.processes.engine import EXIT_SECONDS
 
 VOCABULARY = 49152
-ALONE = poison.POISONS | {"no prompt": {"input_ids": []}}
-"""SGLang's tokenizer manager already refuses most empty prompts."""
 TOKENIZER = SimpleNamespace(eos_token_id=2, additional_stop_token_ids=None)
 
 
@@ -39,14 +37,10 @@ def flags(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("flags")
-@pytest.mark.parametrize("name", ALONE)
-def test_invalid_requests_are_found_before_batching(name: str) -> None:
-    refused = False
-    try:
-        prepare(request(**ALONE[name]), VOCABULARY)
-    except Exception as error:
-        refused = bool(str(error))
-    assert refused
+@pytest.mark.parametrize("fields", [{"input_ids": []}, poison.POISONS["logprob tokens"]], ids=str)
+def test_what_sglang_mostly_refuses_before_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"prompt without tokens|token with a logprob outside"):
+        prepare(request(**fields), VOCABULARY)
 
 
 @pytest.mark.usefixtures("flags")

@@ -1,8 +1,7 @@
 """Requests with sampling rules have the rules' distribution, also after several drafts: every outcome, through the
 worker's own rules, is compared with independent rules."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 import xgrammar
 from chi_square import distance
 from enumeration import Enumeration, Found, exact
-from exact_answers import Rules
+from exact_answers import Rules, continuing
 from measured_acceptance import Acceptance, Kind, Text, ruled_logits
 from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
 from table_models import TableModel
@@ -28,75 +27,56 @@ Q = torch.tensor([[0.3, 0.4, 0.3, 0.0], [0.5, 0.3, 0.2, 0.0], [0.3, 0.4, 0.3, 0.
 CONFIDENCE = torch.tensor([[0.8, 0.6, 0.5, 0.5], [0.9, 0.2, 0.7, 0.5], [0.8, 0.8, 0.6, 0.5]])
 
 
-@dataclass(frozen=True)
-class Ruled:
-    """A request. bias: by token. words: regular expression of its answer."""
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
-    penalties: dict[str, float] = field(default_factory=dict)
-    bias: dict[int, float] = field(default_factory=dict)
-    words: str | None = None
-
-    @property
-    def kind(self) -> Kind:
-        return Kind(self.temperature, top_k=self.top_k or 1 << 30, top_p=self.top_p, min_p=self.min_p)
-
-    def plain(self) -> Callable[[Text], list[float]]:
-        """The next token's probabilities by independent rules, which count the prompt's last token."""
-        rules = Rules(
-            self.temperature, self.top_k, self.top_p, self.min_p, **self.penalties, logit_bias=self.bias,
-            allowed=None if self.words is None else self.allowed,
-        )  # fmt: skip
-        return lambda text: rules.probs(LOGITS[text[-1]].double(), text[len(PROMPT) - 1 :]).tolist()
-
-    def allowed(self, answer: Text) -> list[int]:
-        """Tokens that continue the words of `ALTERNATIVES`."""
-        open_: set[str] = {""}  # the rest of an unfinished word
-        for token in answer:
-            begun = {rest or word for rest in open_ for word in ([rest] if rest else ALTERNATIVES)}
-            open_ = {rest[1:] for rest in begun if rest[0] == WORDS[token]}
-        return [token for token, letter in enumerate(WORDS) if any(
-            (rest or word)[0] == letter for rest in open_ for word in ALTERNATIVES
-        )]  # fmt: skip
-
-
 ALTERNATIVES = ("ab", "ac", "ba", "cb")
+ALLOWED = continuing(WORDS, ALTERNATIVES)
+PLAIN = Rules()
 SETS = {
-    "min-p": Ruled(1.2, min_p=0.45),
-    "top-k": Ruled(1.3, top_k=2),
-    "top-p": Ruled(1.6, top_p=0.75),
-    "penalties": Ruled(penalties={"frequency_penalty": 0.7, "presence_penalty": 0.4, "repetition_penalty": 1.3}),
-    "bias": Ruled(bias={0: -1.5, 2: 1.0}),
-    "grammar": Ruled(words=f"({'|'.join(ALTERNATIVES)}){{64}}"),
-    "all": Ruled(
-        0.8, min_p=0.5, penalties={"frequency_penalty": 0.5, "presence_penalty": 0.3}, bias={1: 0.7},
-        words=f"({'|'.join(ALTERNATIVES)}){{64}}",
+    "min-p": Rules(1.2, min_p=0.45),
+    "top-k": Rules(1.3, top_k=2),
+    "top-p": Rules(1.6, top_p=0.75),
+    "penalties": Rules(frequency_penalty=0.7, presence_penalty=0.4, repetition_penalty=1.3),
+    "bias": Rules(logit_bias={0: -1.5, 2: 1.0}),
+    "grammar": Rules(allowed=ALLOWED),
+    "all": Rules(
+        0.8, min_p=0.5, frequency_penalty=0.5, presence_penalty=0.3, logit_bias={1: 0.7}, allowed=ALLOWED
     ),
 }  # fmt: skip
+COMPILED = xgrammar.GrammarCompiler(
+    xgrammar.TokenizerInfo([*WORDS, "<end>"], stop_token_ids=[END])
+).compile_regex(f"({'|'.join(ALTERNATIVES)}){{64}}")  # fmt: skip
 
 
-def grammar(ruled: Ruled, answer: Text) -> Any:
-    if ruled.words is None:
-        return None
-    info = xgrammar.TokenizerInfo([*WORDS, "<end>"], stop_token_ids=[END])
-    compiled = xgrammar.GrammarCompiler(info).compile_regex(ruled.words)
-    made = XGrammarGrammar(xgrammar.GrammarMatcher(compiled, max_rollback_tokens=16), VOCAB, compiled, None)
+def parts_of(rules: Rules) -> list[str]:
+    """Names of the rules that have an effect."""
+    return [name for name in Rules.__dataclass_fields__ if getattr(rules, name) != getattr(PLAIN, name)]
+
+
+def grammar(answer: Text) -> Any:
+    made = XGrammarGrammar(xgrammar.GrammarMatcher(COMPILED, max_rollback_tokens=16), VOCAB, COMPILED, None)
     for token in answer:
         made.accept_token(token)
     return made
 
 
-def said(ruled: Ruled, planner: Planner) -> Found:
+def said(rules: Rules, planner: Planner) -> Found:
+    """The outcomes by the worker's rules, of the request that asks for these."""
     model = TableModel(Q.expand(GAMMA, VOCAB, VOCAB), CONFIDENCE)
-    logits = ruled_logits(LOGITS, PROMPT, lambda answer: grammar(ruled, answer), ruled.penalties, ruled.bias)
-    return Enumeration([PROMPT], Acceptance(logits, [ruled.kind]), model, model, planner, LENGTH, VOCAB).run()
+    penalties = {name: getattr(rules, name) for name in parts_of(rules) if name.endswith("_penalty")}
+    followed = grammar if rules.allowed else lambda answer: None
+    logits = ruled_logits(LOGITS, PROMPT, followed, penalties, rules.logit_bias)
+    kind = Kind(rules.temperature, top_k=rules.top_k or 1 << 30, top_p=rules.top_p, min_p=rules.min_p)
+    return Enumeration([PROMPT], Acceptance(logits, [kind]), model, model, planner, LENGTH, VOCAB).run()
 
 
-def off_by(ruled: Ruled, outcomes: Found) -> float:
-    return distance(outcomes.texts, exact([ruled.plain()], [PROMPT], LENGTH))
+def plain(rules: Rules) -> dict[tuple[Text, ...], float]:
+    """The outcomes by independent rules, which count the prompt's last token."""
+    return exact(
+        [lambda text: rules.probs(LOGITS[text[-1]].double(), text[len(PROMPT) - 1 :]).tolist()], [PROMPT], LENGTH
+    )
+
+
+def off_by(rules: Rules, outcomes: Found) -> float:
+    return distance(outcomes.texts, plain(rules))
 
 
 @pytest.mark.parametrize("planner", [VerifyAll, lambda: Threshold(0.5)], ids=["verify all", "threshold"])
@@ -110,11 +90,9 @@ def test_a_request_has_the_targets_distribution_under_its_rules(name, planner):
 @pytest.mark.parametrize("name", SETS)
 def test_every_rule_matters(name):
     """Without any part of it, the answers differ."""
-    whole = exact([SETS[name].plain()], [PROMPT], LENGTH)
-    parts = [part for part in Ruled.__dataclass_fields__ if getattr(SETS[name], part) != getattr(Ruled(), part)]
-    for part in parts:
-        less = replace(SETS[name], **{part: getattr(Ruled(), part)})
-        assert distance(exact([less.plain()], [PROMPT], LENGTH), whole) > SEEN, part
+    for part in parts_of(SETS[name]):
+        less = replace(SETS[name], **{part: getattr(PLAIN, part)})
+        assert distance(plain(less), plain(SETS[name])) > SEEN, part
 
 
 @pytest.mark.parametrize("name", ["penalties", "grammar"])

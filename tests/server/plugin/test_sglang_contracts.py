@@ -5,7 +5,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
@@ -38,18 +37,17 @@ class Inheriting(Theirs):
 def test_code_that_ours_relies_on_is_unchanged() -> None:
     """To fix a failure: read SGLang's changes, adapt our code, run `python tests/support/sglang_contracts.py
     --write`."""
-    assert sglang_contracts.read()["sglang"] == version("sglang")
     assert sglang_contracts.report() == []
-    assert sglang_contracts.read()["files"] == sglang_contracts.files(sglang_contracts.touched())
+    assert sglang_contracts.read() == sglang_contracts.contract()
 
 
 def test_changes_are_named_with_the_place_of_our_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stored fingerprints and the family table differ from the installed SGLang."""
     scheduler = "sglang.srt.managers.scheduler.Scheduler"
     read = sglang_contracts.read()
-    read["fingerprints"] |= {f"{scheduler}._add_request_to_queue": "0" * 16, f"{scheduler}.gone": "1" * 16}
-    read["fingerprints"] |= {f"{scheduler}.send_abort_output": "2" * 16}
-    del read["fingerprints"]["sglang.srt.model_loader.loader._initialize_model"]
+    read["code"] |= {f"{scheduler}._add_request_to_queue": f"{0:016} any.py", f"{scheduler}.gone": f"{1:016} any.py"}
+    read["code"] |= {f"{scheduler}.send_abort_output": f"{2:016}"}
+    del read["code"]["sglang.srt.model_loader.loader._initialize_model"]
     monkeypatch.setattr(sglang_contracts, "FILE", tmp_path / "contracts.json")
     sglang_contracts.FILE.write_text(json.dumps(read))
     monkeypatch.setattr(families, "SERVED", families.SERVED - {"LlamaForCausalLM"})
@@ -68,7 +66,8 @@ def test_changes_are_named_with_the_place_of_our_code(tmp_path: Path, monkeypatc
 def test_an_sglang_that_does_not_fit_is_still_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, name = sglang_contracts.read(), "sglang.srt.model_loader.loader._initialize_model"
     monkeypatch.setattr(sglang_contracts, "FILE", tmp_path / "contracts.json")
-    sglang_contracts.FILE.write_text(json.dumps(read | {"fingerprints": read["fingerprints"] | {name: "0" * 16}}))
+    read["code"][name] = f"{0:016} server/plugin/loading/stated.py"
+    sglang_contracts.FILE.write_text(json.dumps(read))
     monkeypatch.setattr(sglang_contracts, "TOUCHED", "raise ImportError('no HookRegistry')")
     monkeypatch.setattr(sglang_contracts, "touched", sglang_contracts.touched.__wrapped__)
     assert sglang_contracts.report() == [
@@ -106,20 +105,3 @@ def test_missing_names_cannot_be_replaced() -> None:
     module.has_tiles = False  # type: ignore[attr-defined]
     must_take.replace(module, "has_tiles", True)
     assert module.has_tiles
-
-
-def test_fingerprints_ignore_comments(tmp_path, monkeypatch) -> None:
-    folder = tmp_path / "package"
-    folder.mkdir()
-    monkeypatch.setattr(
-        sglang_contracts, "_path", lambda name: folder / "module.py" if name == "package.module" else None
-    )
-    digests = []
-    for text in ('class A:\n def f(self):\n  "Old."\n  return 1\n', "class A:\n def f(self):  # new\n  return 1\n",
-                 "class A:\n def f(self):\n  return 2\n"):  # fmt: skip
-        (folder / "module.py").write_text(text)
-        sglang_contracts._tree.cache_clear()
-        digests.append(sglang_contracts.fingerprints(["package.module.A.f"])["package.module.A.f"])
-    assert digests[0] == digests[1] != digests[2]
-    with pytest.raises(LookupError):
-        sglang_contracts.fingerprints(["package.module.A.g"])

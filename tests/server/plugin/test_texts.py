@@ -4,6 +4,7 @@ from array import array
 from types import SimpleNamespace
 
 import pytest
+from planning import Request
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH
 
 from outrider.drafters.corpora import OWNERS, Corpora, Name
@@ -16,10 +17,6 @@ pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kern
 VOCAB = 100
 IMAGE = 1_000_000 + (1 << 61)
 """A token that SGLang puts in place of an image's."""
-
-
-class Request(SimpleNamespace):
-    __hash__ = object.__hash__
 
 
 def ask(keeper: TextKeeper, key: str, adapter: str | None = None, salt: str = "") -> int:

@@ -1,10 +1,12 @@
 """Tokens revealed by a denoising step, against plain loops; drawn blocks, against enumeration."""
 
 from collections import Counter
-from itertools import product
+from collections.abc import Mapping
+from functools import partial
 
 import pytest
 import torch
+from block_outcomes import enumerated
 from chi_square import p_value
 from references import reference_target_probs
 
@@ -23,14 +25,13 @@ MASK, VOCAB, BLOCK = 5, 6, 3
 POLICIES = [Static(1), Static(2), ThresholdUnmasking(0.6), ThresholdUnmasking(0.0), ThresholdUnmasking(1.0)]
 
 
-def revealed_one_by_one(policy: Policy, masked: list[bool], confidence: list[float]) -> list[bool]:
-    ranked = sorted((i for i in range(len(masked)) if masked[i]), key=lambda i: (-confidence[i], i))
+def revealed_one_by_one(policy: Policy, confidence: Mapping[int, float]) -> list[int]:
+    """The places that a step reveals. confidence: of the masked ones."""
+    ranked = sorted(confidence, key=lambda place: (-confidence[place], place))
     if isinstance(policy, Static):
-        chosen = ranked[: policy.tokens]
-    else:
-        assert isinstance(policy, ThresholdUnmasking)
-        chosen = [i for i in ranked if confidence[i] > policy.confidence] or ranked[:1]
-    return [i in chosen for i in range(len(masked))]
+        return ranked[: policy.tokens]
+    assert isinstance(policy, ThresholdUnmasking)
+    return [place for place in ranked if confidence[place] > policy.confidence] or ranked[:1]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -39,8 +40,9 @@ def test_reveals_the_same_as_a_plain_loop(policy: Policy) -> None:
     masked = torch.rand(500, 8, generator=draw) < 0.6
     confidence = torch.randint(0, 5, (500, 8), generator=draw) / 4
     revealed = policy.reveal(masked, confidence).tolist()
-    expected = [revealed_one_by_one(policy, *row) for row in zip(masked.tolist(), confidence.tolist(), strict=True)]
-    assert revealed == expected
+    for row, masks, sure in zip(revealed, masked.tolist(), confidence.tolist(), strict=True):
+        expected = revealed_one_by_one(policy, {place: sure[place] for place in range(8) if masks[place]})
+        assert [place for place in range(8) if row[place]] == sorted(expected)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -93,31 +95,12 @@ def model(states: torch.Tensor) -> torch.Tensor:
     return weights[(states * VOCAB ** torch.arange(BLOCK)).sum(1)]
 
 
-def enumerated(policy: Policy, state: tuple[int, ...], temperature: float, top_p: float) -> Counter:
-    """Probabilities of the finished blocks reached from a state."""
-    masked = [i for i in range(BLOCK) if state[i] == MASK]
-    if not masked:
-        return Counter({state: 1.0})
-    logits = model(torch.tensor([state]))[0].clone()
+def chances(state: tuple[int, ...], temperature: float, top_p: float) -> list[dict[int, float]]:
+    """Of each token, by position, by the reference's rules."""
+    logits, every = model(torch.tensor([state]))[0].clone(), torch.ones(BLOCK)
     logits[:, MASK] = -torch.inf
-    probs = reference_target_probs(
-        logits, torch.full((BLOCK,), temperature), torch.full((BLOCK,), VOCAB), torch.full((BLOCK,), top_p),
-        torch.zeros(BLOCK),
-    ).double()  # fmt: skip
-    outcomes: Counter = Counter()
-    for tokens in product(range(MASK), repeat=len(masked)):
-        drawn = dict(zip(masked, tokens, strict=True))
-        confidence = [float(probs[i, drawn[i]]) if i in drawn else 0.0 for i in range(BLOCK)]
-        chance = 1.0
-        for i in masked:
-            chance *= confidence[i]
-        if not chance:
-            continue
-        shown = revealed_one_by_one(policy, [i in drawn for i in range(BLOCK)], confidence)
-        after = tuple(drawn[i] if shown[i] else state[i] for i in range(BLOCK))
-        for block, p in enumerated(policy, after, temperature, top_p).items():
-            outcomes[block] += chance * p
-    return outcomes
+    rows = reference_target_probs(logits, temperature * every, top_ps=top_p * every).double().tolist()
+    return [{token: p for token, p in enumerate(row) if p > 0} for row in rows]
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 0.9)])
@@ -135,6 +118,7 @@ def test_blocks_are_distributed_as_enumerated(policy: Policy, temperature: float
         logits = model(states).flatten(0, 1)
         tokens, confidence = predict(logits, rules_of(len(logits), temperature, top_p), keys, MASK)
         states = step(policy, states, tokens.view(total, BLOCK), confidence.view(total, BLOCK), MASK)
-    expected = enumerated(policy, (1, MASK, MASK), temperature, top_p)
+    of_state = partial(chances, temperature=temperature, top_p=top_p)
+    expected = enumerated(of_state, partial(revealed_one_by_one, policy), (1, MASK, MASK), MASK)
     counts = Counter(map(tuple, states.tolist()))
     assert p_value(counts, expected, total) > 1e-4

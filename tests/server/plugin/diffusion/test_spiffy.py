@@ -1,10 +1,9 @@
 """Rounds with drafts over a paged cache of tokens read the same as base decoding."""
 
 import functools
-import math
 import time
 from collections import Counter
-from itertools import product
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
@@ -12,6 +11,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 import torch
+from block_outcomes import enumerated, top_chances
 from chi_square import p_value
 
 from outrider.kernels.sampling import Rules
@@ -22,6 +22,7 @@ from outrider.server.plugin import measuring
 from outrider.server.plugin.config import PluginConfig
 from outrider.server.plugin.diffusion import drafts as draft_rows
 from outrider.server.plugin.diffusion.forward import OpenRows
+from outrider.server.plugin.diffusion.policy import Static, ThresholdUnmasking
 from outrider.server.plugin.diffusion.spiffy import Spiffy
 from outrider.server.plugin.diffusion.target import DiffusionTarget
 
@@ -142,13 +143,21 @@ def decode(
 
 
 @pytest.mark.parametrize("temperatures", [[0.0], [1.0], [0.0, 1.0, 0.7, 0.0]])
-@pytest.mark.parametrize("states", [1, 3, 10])
-def test_tokens_equal_base_decoding(spiffy: Spiffy, temperatures: list[float], states: int) -> None:
+@pytest.mark.parametrize("policy", [Static(1), Static(2), ThresholdUnmasking(0.4), ThresholdUnmasking(0.9)], ids=str)
+def test_tokens_equal_base_decoding(
+    spiffy: Spiffy, policy: Static | ThresholdUnmasking, temperatures: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"unmasking_tokens": policy.tokens} if isinstance(policy, Static) else {"unmasking": "threshold"}
+    config = replace(spiffy.config, **fields)
+    for name, value in {"policy": policy, "config": config, "drafting": spiffy.drafting}.items():
+        monkeypatch.setattr(spiffy, name, value)
+    spiffy.reload_profile()  # drafts as many tokens as a step reveals
     expected, base, _ = decode(spiffy, temperatures, {"enabled": False})
-    tokens, forwards, accepted = decode(spiffy, temperatures, {"gamma": states, "planned": False})
-    assert tokens == expected
-    assert accepted > 0
-    assert forwards < base
+    for states in (1, 3, 10):
+        tokens, forwards, accepted = decode(spiffy, temperatures, {"gamma": states, "planned": False})
+        assert tokens == expected
+        assert accepted > 0
+        assert forwards < base
     assert decode(spiffy, temperatures, {})[0] == expected
 
 
@@ -223,24 +232,13 @@ WARM, TOP_K = 0.7, 2
 DRAWN = 1024
 
 
-def enumerated(state: list[int]) -> Counter[tuple[int, ...]]:
+def exact_blocks() -> Counter[tuple[int, ...]]:
     """Probabilities of a first block, one token per step."""
-    masked = [place for place, token in enumerate(state) if token == MASK]
-    if not masked:
-        return Counter({tuple(state): 1.0})
-    logits = Model.logits((), tuple(state)).double()
-    logits[:, MASK] = -torch.inf
-    drawn = []
-    for place in masked:
-        best = logits[place].topk(TOP_K)
-        drawn.append(list(zip(best.indices.tolist(), (best.values / WARM).softmax(0).tolist(), strict=True)))
-    outcomes: Counter[tuple[int, ...]] = Counter()
-    for tokens in product(*drawn):
-        place, (token, _) = max(zip(masked, tokens, strict=True), key=lambda one: one[1][1])
-        chance = math.prod(p for _, p in tokens)
-        for block, p in enumerated([*state[:place], token, *state[place + 1 :]]).items():
-            outcomes[block] += p * chance
-    return outcomes
+
+    def chances(state: tuple[int, ...]) -> list[dict[int, float]]:
+        return top_chances(Model.logits((), state), MASK, TOP_K, WARM)
+
+    return enumerated(chances, lambda chance: [max(chance, key=chance.__getitem__)], (MASK,) * BLOCK, MASK)
 
 
 def chance_of_blocks(spiffy: Spiffy, expected: Counter[tuple[int, ...]], total: int = DRAWN) -> float:
@@ -255,18 +253,29 @@ def chance_of_blocks(spiffy: Spiffy, expected: Counter[tuple[int, ...]], total: 
 
 @pytest.mark.slow
 def test_sampled_blocks_are_distributed_as_enumerated(spiffy: Spiffy) -> None:
-    assert chance_of_blocks(spiffy, enumerated([MASK] * BLOCK)) > 1e-4
+    assert chance_of_blocks(spiffy, exact_blocks()) > 1e-4
 
 
 @pytest.mark.slow
 def test_scaled_logits_are_detected(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, said = enumerated([MASK] * BLOCK), Model.logits
+    expected, said = exact_blocks(), Model.logits
     monkeypatch.setattr(Model, "logits", staticmethod(lambda *seen: 1.6 * said(*seen)))
     assert chance_of_blocks(spiffy, expected) < 1e-4
 
 
-def test_a_wrong_acceptance_is_detected(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
+FAULTS = {
+    "last draft": lambda root, drafts, *_: [len(drafts) - 1] if drafts else [],
+    "first draft": lambda root, drafts, *_: [0] if drafts else [],
+    "all but one token": lambda root, drafts, *_: [
+        n for n, each in enumerate(drafts) if (each == root).sum() >= BLOCK - 1
+    ][:1],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_acceptance_is_detected(spiffy: Spiffy, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, _, _ = decode(spiffy, [1.0], {"enabled": False})
-    monkeypatch.setattr(draft_rows, "follow", lambda root, drafts, *_: [len(drafts) - 1] if drafts else [])
+    monkeypatch.setattr(draft_rows, "follow", FAULTS[fault])
     assert decode(spiffy, [1.0], {"gamma": 3, "planned": False})[0] != expected
-    assert chance_of_blocks(spiffy, enumerated([MASK] * BLOCK), 512) < 1e-4
+    if fault == "last draft":
+        assert chance_of_blocks(spiffy, exact_blocks(), 512) < 1e-4

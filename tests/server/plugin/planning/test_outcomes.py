@@ -98,16 +98,6 @@ def test_the_outcome_of_a_step_without_drafts_is_not_copied_from_a_gpu(make, val
     assert len(planning.recording.blocks) == 0
 
 
-def test_copies_from_a_device_have_its_values(make):
-    planning = make("cuda")
-    prefill(planning, 2, 5)
-    run(planning, 2, 5, accepted=3, confidence=0.5)
-    assert len(planning.under_way.tensors) == 1
-    state(planning)
-    assert planning.requests.generated[[2, 5]].tolist() == [3, 3]
-    assert planning.recording.blocks.records().confidence.tolist() == [[0.5] * GAMMA] * 2
-
-
 @on_every_device
 def test_the_planner_learns_of_a_step_when_the_step_after_the_next_is_planned(make, device):
     planning = make(device)
