@@ -17,7 +17,7 @@ from typing import Self
 import torch
 
 from .cpu import native
-from .linear import PANEL, invariant_linear
+from .linear import PANEL, PackedWeight
 
 BLOCK = 32
 """Neighbours in depth that the kernels expand at a time; as in cpu/csrc/kernels.h."""
@@ -44,7 +44,7 @@ SCALES_AT = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208}
 """First byte of a block's scale, where it is not 0; a minimum follows the scale."""
 MINIMA = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
 ROUNDED = 256
-"""Added to a kind's number where activations are rounded to 8 bits; as in cpu/csrc/kernels.h."""
+"""Added to a kind's number, its index in `KINDS`, where activations are rounded to 8 bits; as in cpu/csrc/kernels.h."""
 ACTIVATIONS = ("float", "int8")
 """Kind of products with weights in blocks: activations stay as they are or are rounded to 8 bits."""
 HIGHEST_ZERO = 31
@@ -58,37 +58,9 @@ def block_depth(kind: str) -> int:
     return 256 if kind.endswith(("_K", "_XS")) else BLOCK
 
 
-@dataclass(frozen=True, slots=True)
-class BlockWeight:
-    """A weight [outputs, depth] in blocks, or expanded where there are no compiled kernels.
-
-    kind: index into `KINDS`, with `ROUNDED` added where activations are rounded to 8 bits (cpu/csrc/int_blocks.h).
-    blocks: bytes in an order that only `block_linear` understands; None without compiled kernels.
-    plain: [outputs, depth] bfloat16, kept only where `blocks` is None.
-    bias: [outputs] or None; with `blocks`, float32 and padded to whole panels.
-    """
-
-    outputs: int
-    depth: int
-    kind: int
-    blocks: torch.Tensor | None
-    plain: torch.Tensor | None
-    bias: torch.Tensor | None
-
-    @property
-    def activations(self) -> str:
-        """The one of `ACTIVATIONS` that `block_linear` multiplies with."""
-        return "int8" if self.kind & ROUNDED else "float"
-
-
 def pack_blocks(
-    raw: torch.Tensor,
-    kind: str,
-    outputs: int,
-    depth: int,
-    bias: torch.Tensor | None = None,
-    activations: str = "float",
-) -> BlockWeight:
+    raw: torch.Tensor, kind: str, outputs: int, depth: int, bias: torch.Tensor | None = None, activations: str = "float"
+) -> PackedWeight:
     """Lay out a tensor's blocks for the processor, once; the original may then be freed.
 
     raw: uint8, the tensor's rows one after the other as in the file. kind: a name of `KINDS`. bias: [outputs].
@@ -110,31 +82,22 @@ def pack_blocks(
         raise ValueError(f"expected a bias [{outputs}], got {tuple(bias.shape)}")
     index = list(KINDS).index(kind)
     if not raw.is_cpu or not native.available():
-        return BlockWeight(outputs, depth, index, None, expand(raw, kind, outputs, depth), bias)
+        return PackedWeight(outputs, depth, None, expand(raw, kind, outputs, depth), bias, index)
     padded = None if bias is None else torch.nn.functional.pad(bias.float(), (0, -outputs % PANEL))
     index += ROUNDED if activations == "int8" else 0
-    return BlockWeight(outputs, depth, index, torch.ops.outrider.pack_blocks(rows, index), None, padded)
+    return PackedWeight(outputs, depth, torch.ops.outrider.pack_blocks(rows, index), None, padded, index)
 
 
 def quantise_q8_0(weight: torch.Tensor) -> torch.Tensor:
     """Return the Q8_0 blocks nearest to a weight [outputs, depth]: uint8 [outputs, bytes of a row], as in a GGUF
     file."""
-    blocks = weight.float().view(len(weight), -1, BLOCK)
-    scales = (blocks.abs().amax(-1, keepdim=True) / 127).half()
-    codes = (blocks / scales.float().clamp_min(2**-24)).round().clamp(-127, 127).to(torch.int8)
-    return torch.cat([scales.view(torch.uint8), codes.view(torch.uint8)], -1).flatten(1)
-
-
-def block_linear(x: torch.Tensor, weight: BlockWeight) -> torch.Tensor:
-    """Return x [..., depth], float32 or bfloat16, times the weight, transposed, plus its bias: [..., outputs] in x's
-    type."""
-    if x.shape[-1] != weight.depth:
-        raise ValueError(f"x has depth {x.shape[-1]}, the weight {weight.depth}")
-    if weight.blocks is None:
-        assert weight.plain is not None
-        bias = None if weight.bias is None else weight.bias.to(x.dtype)
-        return invariant_linear(x, weight.plain.to(x.dtype), bias)
-    return torch.ops.outrider.block_linear(x.contiguous(), weight.blocks, weight.kind, weight.bias, weight.outputs)
+    rounded = []
+    for rows in weight.split(4096):  # whole, a large weight's copies in float32 would not fit the memory
+        blocks = rows.float().view(len(rows), -1, BLOCK)
+        scales = (blocks.abs().amax(-1, keepdim=True) / 127).half()
+        codes = (blocks / scales.float().clamp_min(2**-24)).round().clamp(-127, 127).to(torch.int8)
+        rounded.append(torch.cat([scales.view(torch.uint8), codes.view(torch.uint8)], -1).flatten(1))
+    return torch.cat(rounded)
 
 
 def group_blocks(codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, str]:

@@ -5,16 +5,14 @@ result has the bits of the single operations.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from . import fused
 from .attention import flat_attention
-from .blocks import BlockWeight
 from .flat_batch import FlatBatch
-from .int8 import Int8Weight, StackedWeight, multiply, parts_of
-from .linear import PackedWeight
+from .weights import Weight, multiply, parts_of
 
 QKV, OUT, UP, DOWN = range(4)
 """Indices of a layer's weights."""
@@ -29,15 +27,15 @@ bias to the products with an addition."""
 class DecoderLayer:
     """The constant part of a layer, the same in all steps.
 
-    weights: four: queries|keys|values, attention's output, gate|up, down; without biases. All int8 or none; panels and
-        blocks, of any kinds, may be mixed, also in the parts of one weight.
+    weights: four: queries|keys|values, attention's output, gate|up, down; without biases. Panels and blocks, of any
+        kinds, may be mixed, also in the parts of one weight.
     bias: None, or of queries|keys|values, which are rounded before it is added.
     norms: two [H], before attention and before the MLP.
     head_norms: none or two [D], of each head of queries and of keys before they are rotated. eps: of all norms.
     scale, window, logit_cap: as in `flat_attention`.
     """
 
-    weights: Sequence[PackedWeight | Int8Weight | BlockWeight | StackedWeight]
+    weights: Sequence[Weight]
     norms: Sequence[torch.Tensor]
     eps: float
     scale: float
@@ -45,9 +43,6 @@ class DecoderLayer:
     logit_cap: float = 0.0
     head_norms: Sequence[torch.Tensor] = ()
     bias: torch.Tensor | None = None
-    _prepared: tuple[list[int], list[torch.Tensor], list[int], list[torch.Tensor], list[int]] = field(
-        init=False, repr=False
-    )
 
     def __post_init__(self) -> None:
         if len(self.weights) != 4 or len(self.norms) != 2:
@@ -56,41 +51,29 @@ class DecoderLayer:
             raise ValueError(f"queries and keys have a norm each or none, got {len(self.head_norms)}")
         if any(weight.bias is not None for weight in self.weights):
             raise ValueError("a layer whose weights have biases is not supported: use the single operations")
-        parts = [parts_of(weight) for weight in self.weights]
-        flat = [part for own in parts for part in own]
-        kinds = [weight.kind if isinstance(weight, BlockWeight) else -1 for weight in flat]
-        codes = [weight for weight in flat if isinstance(weight, Int8Weight)]
-        packed = [w.blocks if isinstance(w, BlockWeight) else w.panels for w in flat if not isinstance(w, Int8Weight)]
-        present = [x for x in packed if x is not None]
-        if len(codes) == len(flat) == 4:
-            prepared = [w.codes for w in codes], [w.scales for w in codes]
-        elif len(present) == len(flat):
-            prepared = present, []
-        else:
-            raise ValueError("the four weights must be prepared alike, by the compiled kernels")
-        outputs = [weight.outputs for weight in flat]
-        object.__setattr__(self, "_prepared", ([len(own) for own in parts], prepared[0], kinds, prepared[1], outputs))
+        if any(part.panels is None for weight in self.weights for part in parts_of(weight)):
+            raise ValueError("the four weights must be prepared by the compiled kernels")
 
 
 class Decoder:
-    """The constant part of all steps: L layers of one shape, prepared alike, with their caches.
+    """The constant part of all steps: L layers of one shape, with their caches.
 
     norm: [H], after the last layer. cos_sin: as in `fused.rope`. All of one type; eps is the layers'.
 
     Raises
     ------
     ValueError
-        The layers differ in eps or in how they are prepared, or there are more or fewer pools than layers.
+        The layers differ in eps, or there are more or fewer pools than layers.
     """
 
     def __init__(
         self, layers: Sequence[DecoderLayer], pools: Sequence[Pool], norm: torch.Tensor, cos_sin: torch.Tensor
     ):
-        counts, weights, kinds, scales, outputs = (
-            [x for layer in layers for x in layer._prepared[i]] for i in range(5)
-        )
-        if len({layer.eps for layer in layers}) != 1 or len(scales) not in (0, len(weights)):
-            raise ValueError("the layers of a decoder must be prepared alike and have one eps")
+        parts = [parts_of(weight) for layer in layers for weight in layer.weights]
+        flat = [part for own in parts for part in own]
+        prepared = list(map(len, parts)), *([getattr(x, name) for x in flat] for name in ("panels", "kind", "outputs"))
+        if len({layer.eps for layer in layers}) != 1:
+            raise ValueError("the layers of a decoder must have one eps")
         if len(pools) != len(layers):
             raise ValueError(f"expected a pool for each of {len(layers)} layers, got {len(pools)}")
         self.layers, self.pools, self.norm, self.cos_sin = list(layers), list(pools), norm, cos_sin
@@ -99,8 +82,8 @@ class Decoder:
         biases = [layer.bias for layer in layers if layer.bias is not None]
         scores = [(layer.scale, layer.window, layer.logit_cap) for layer in layers]
         self._native = torch.classes.outrider.Decoder(
-            counts, weights, kinds, scales, outputs, norms, head_norms, biases, *zip(*pools, strict=True), cos_sin,
-            layers[0].eps, *zip(*scores, strict=True),
+            *prepared, norms, head_norms, biases, *zip(*pools, strict=True), cos_sin, layers[0].eps,
+            *zip(*scores, strict=True),
         )  # fmt: skip
 
     def forward(

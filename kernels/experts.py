@@ -6,7 +6,7 @@ import torch
 
 from .cuda import native as cuda
 from .fused import silu_mul
-from .int8 import Weight, multiply
+from .weights import Weight, multiply
 
 
 def run_experts(

@@ -38,11 +38,13 @@ _found: dict[Hashable, int] = {}
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """A weight [outputs, depth] in panels, or unchanged where there are no compiled kernels.
+    """A weight [outputs, depth] in panels, or unchanged (expanded, if it was in blocks) where there are no compiled
+    kernels.
 
     panels: flat, only `packed_linear` understands it; None without compiled kernels.
     plain: [outputs, depth], kept only where `panels` is None.
     bias: [outputs] or None; with `panels`, float32 and padded to whole panels.
+    kind: of the blocks in the panels, see `blocks.pack_blocks`; -1: they are numbers.
     """
 
     outputs: int
@@ -50,6 +52,7 @@ class PackedWeight:
     panels: torch.Tensor | None
     plain: torch.Tensor | None
     bias: torch.Tensor | None
+    kind: int = -1
 
 
 def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight:
@@ -72,8 +75,10 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
         raise ValueError(f"x has depth {x.shape[-1]}, the weight {weight.depth}")
     if weight.panels is None:
         assert weight.plain is not None
-        return invariant_linear(x, weight.plain, weight.bias)
-    return torch.ops.outrider.packed_linear(x.contiguous(), weight.panels, weight.bias, weight.outputs)
+        return invariant_linear(x, weight.plain.to(x.dtype), None if weight.bias is None else weight.bias.to(x.dtype))
+    if weight.kind < 0:
+        return torch.ops.outrider.packed_linear(x.contiguous(), weight.panels, weight.bias, weight.outputs)
+    return torch.ops.outrider.block_linear(x.contiguous(), weight.panels, weight.kind, weight.bias, weight.outputs)
 
 
 def invariant_linear(

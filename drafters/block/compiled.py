@@ -1,9 +1,8 @@
 """The block drafter's network in two calls of the compiled kernels; `BlockModel` is its plain torch version.
 
 Weights of a bfloat16 model are kept in 8 bits, because reading and multiplying them takes most of a draft's time. Where
-the processor multiplies bytes, activations are rounded to 8 bits as well (`kernels.int8`); elsewhere only the weights,
-in blocks. Tokens are drawn from q of the rounded model, so answers keep their distribution. Weights of a float32 model
-stay float32.
+the processor multiplies bytes, activations are rounded to 8 bits as well. Tokens are drawn from q of the rounded model,
+so answers keep their distribution. Weights of a float32 model stay float32.
 """
 
 from collections.abc import Sequence
@@ -11,10 +10,9 @@ from typing import Any
 
 import torch
 
-from outrider.kernels.blocks import BLOCK, BlockWeight, pack_blocks, quantise_q8_0
 from outrider.kernels.cpu import native
-from outrider.kernels.int8 import Int8Weight, pack_int8
 from outrider.kernels.linear import PackedWeight, pack
+from outrider.kernels.weights import pack_int8
 
 from ..base import DraftBatch, Features, Rows
 from .heads import GREEDY, SAMPLED, MarkovHead
@@ -22,33 +20,20 @@ from .layers import Rotary
 from .model import BlockModel
 
 Pools = list[tuple[torch.Tensor, torch.Tensor]]
-Prepared = PackedWeight | BlockWeight | Int8Weight
 MULTIPLIES_BYTES = ("avxvnni", "avx512bf16", "amx")
 """Instruction sets, of `native.instruction_set`, that have sums of products of bytes (VNNI)."""
 
 
-def prepare(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Prepared:
+def prepare(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight:
     """Pack a weight [outputs, depth] and its bias [outputs] for the fastest multiplication on this CPU."""
-    if weight.dtype == torch.bfloat16 and native.instruction_set() in MULTIPLIES_BYTES:
-        return pack_int8(weight, bias)
-    if weight.dtype != torch.bfloat16 or weight.shape[1] % BLOCK:
+    if weight.dtype != torch.bfloat16:
         return pack(weight, bias)
-    outputs, depth = weight.shape
-    return pack_blocks(quantise_q8_0(weight), "Q8_0", outputs, depth, bias)
+    return pack_int8(weight, bias, "int8" if native.instruction_set() in MULTIPLIES_BYTES else "float")
 
 
-def native_arguments(weights: Sequence[Prepared]) -> tuple[list[Any], ...]:
-    """Split prepared weights into the native classes' lists: packed weights, block kinds (-1: no blocks), scales
-    (empty: stored with the weights), outputs, depths."""
-    packed: list[Any] = []
-    for weight in weights:
-        if isinstance(weight, Int8Weight):
-            packed.append((weight.codes, -1, weight.scales))
-        elif isinstance(weight, BlockWeight):
-            packed.append((weight.blocks, weight.kind, torch.empty(0)))
-        else:
-            packed.append((weight.panels, -1, torch.empty(0)))
-    return *map(list, zip(*packed, strict=True)), [w.outputs for w in weights], [w.depth for w in weights]
+def native_arguments(weights: Sequence[PackedWeight]) -> tuple[list[Any], ...]:
+    """Split prepared weights into the native classes' lists: panels, kinds, outputs, depths."""
+    return tuple([getattr(weight, name) for weight in weights] for name in ("panels", "kind", "outputs", "depth"))
 
 
 class CompiledBlock:

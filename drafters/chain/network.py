@@ -17,9 +17,9 @@ import torch
 from outrider.kernels.attention import flat_attention
 from outrider.kernels.cpu import native
 from outrider.kernels.fused import rms_norm, rope_write
-from outrider.kernels.linear import pack
+from outrider.kernels.linear import PackedWeight, pack
 
-from ..block.compiled import Prepared, prepare
+from ..block.compiled import prepare
 from ..block.layers import frequencies
 from ..checkpoint import Shape
 from ..config_file import LayerShape
@@ -110,11 +110,11 @@ class ChainNetwork(ABC):
         return q
 
 
-def prepared(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Prepared:
+def prepared(weight: torch.Tensor, bias: torch.Tensor | None = None) -> PackedWeight:
     return prepare(weight, bias) if native.fits(weight) else pack(weight, bias)
 
 
-def stacked(weights: ChainWeights, names: list[str]) -> Prepared:
+def stacked(weights: ChainWeights, names: list[str]) -> PackedWeight:
     """Stack the projections of these names into one product; where only some have a bias, the rest get zeros."""
     parts = [weights.tensors[f"{name}.weight"] for name in names]
     biases = [weights.get(f"{name}.bias") for name in names]

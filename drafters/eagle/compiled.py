@@ -6,7 +6,6 @@ import torch
 
 from outrider.kernels.blocks import KINDS, BlockRows
 from outrider.kernels.cpu import native
-from outrider.kernels.linear import PackedWeight
 
 from ..base import DraftBatch, Rows
 from ..block.compiled import native_arguments
@@ -56,7 +55,7 @@ def compile_chain(network: EagleNetwork, embedding: Rows, vocab: torch.Tensor | 
     if not even or network.out.bias is not None or not native.fits(network.norm):
         return None
     made = CompiledChain(network, embedding, vocab)
-    if any(isinstance(weight, PackedWeight) and weight.panels is None for weight in made.weights):
+    if any(weight.panels is None for weight in made.weights):
         return None
     if isinstance(embedding, BlockRows):
         fits = network.dtype == torch.bfloat16 and embedding.raw.is_contiguous()

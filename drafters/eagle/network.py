@@ -3,7 +3,7 @@
 import torch
 
 from outrider.kernels.fused import add_rms_norm, silu_mul
-from outrider.kernels.int8 import multiply
+from outrider.kernels.weights import multiply
 
 from ..chain.network import ATTENTION, LAYER, ChainNetwork, ChainWeights, stacked
 from ..spans import Spans

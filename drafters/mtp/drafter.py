@@ -9,7 +9,7 @@ from typing import Self
 import torch
 
 from outrider.kernels.fused import add_rms_norm
-from outrider.kernels.int8 import multiply
+from outrider.kernels.weights import multiply
 
 from ..base import Target
 from ..chain.drafter import ChainDrafter

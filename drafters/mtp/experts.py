@@ -4,10 +4,9 @@ import torch
 
 from outrider.kernels.experts import run_experts, run_joined_experts
 from outrider.kernels.fused import silu_mul
-from outrider.kernels.int8 import multiply
-from outrider.kernels.linear import pack
+from outrider.kernels.linear import PackedWeight, pack
+from outrider.kernels.weights import multiply
 
-from ..block.compiled import Prepared
 from ..chain.network import ChainWeights, prepared, stacked
 from .checkpoint import CORRECTION, EXPERTS, JOINED, MLP
 from .config import ExpertsConfig
@@ -32,7 +31,7 @@ class Experts:
         self.config, tensors = config, weights.tensors
         self.router = pack(tensors[f"{MLP}gate.weight"].float())
         self.bias = weights.get(CORRECTION)
-        self.experts: list[tuple[Prepared, Prepared]] = []
+        self.experts: list[tuple[PackedWeight, PackedWeight]] = []
         self.joined: tuple[torch.Tensor, torch.Tensor] | None = None
         if not tensors[f"{MLP}gate.weight"].is_cpu:
             self.joined = joined(tensors, config.count)

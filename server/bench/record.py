@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 from outrider.kernels.cpu import native
 from outrider.profiles.fingerprint import core_count, cpu_name, folder_digest, package_version
 
-from ..errors import UserError
-
 if TYPE_CHECKING:
     from ..settings.resolve import Resolved
 
@@ -72,18 +70,6 @@ def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Read a record; raises UserError for other files."""
-    try:
-        found: Any = json.loads(path.read_text())
-        missing = {"question", "command", "date", "versions", "machine", "weights", "results"} - found.keys()
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{path} is no record of `outrider bench --json`: {error}") from None
-    if missing:
-        raise UserError(f"{path} is no record of `outrider bench --json`: it lacks {', '.join(sorted(missing))}")
-    return dict(found)
 
 
 def acceptance_counts(value: Any) -> Iterator[dict[str, Any]]:

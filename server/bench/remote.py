@@ -15,7 +15,7 @@ from ..errors import UserError
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASK_SECONDS = 30
-"""Time limit for requests about the server itself: its model and metrics."""
+"""Time limit for requests about the server itself."""
 
 LINE_BYTES = 1 << 20
 """Longest event of a stream; the logprobs of a long prompt make a large one."""
@@ -25,8 +25,8 @@ LINE_BYTES = 1 << 20
 class Reply:
     """One answer, whole or not. Times in seconds, from the request.
 
-    failure: empty if the whole answer came; else the HTTP status, "connection", "timeout", "stream" (broke off or held
-    an error) or "aborted" (by us). detail: the server's message about the failure.
+    failure: empty if the whole answer came; else the HTTP status, "connection", "timeout" or "stream" (broke off or
+    held an error). detail: the server's message about the failure.
     text: of the answer, its reasoning and its tool calls' arguments. ttft: to the first piece of text, 0 without text.
     gaps: between pieces. completion_tokens: the server's count, or
     without one the number of pieces.
@@ -63,39 +63,29 @@ class Remote:
         body: Mapping[str, Any],
         *,
         timeout: float,
-        abort_after: float | None = None,
         into: Reply | None = None,
     ) -> Reply:
         """Send a request for one choice and read the whole answer, streamed if the body says so.
 
-        timeout: seconds until the request fails. abort_after: seconds until we hang up. into: the reply to fill, so
-        that a caller can watch it.
+        timeout: seconds until the request fails. into: the reply to fill, so that a caller can watch it.
         """
         reply, start = into or Reply(), time.perf_counter()
         whole = {"model": self.model, **body}
         if whole.get("stream"):
             whole["stream_options"] = {"include_usage": True}
         try:
-            async with asyncio.timeout(timeout if abort_after is None else min(timeout, abort_after)):
+            async with asyncio.timeout(timeout):
                 async with self.session.post(self.url + path, json=whole) as response:
                     reply.status = response.status
                     await _read(response, reply, start)
         except TimeoutError:
-            reply.failure = "timeout" if abort_after is None else "aborted"
+            reply.failure = "timeout"
         except aiohttp.ClientConnectionError as error:
             reply.failure, reply.detail = "stream" if reply.status else "connection", str(error)
         except (aiohttp.ClientError, ValueError, KeyError, IndexError, TypeError) as error:
             reply.failure, reply.detail = "stream", repr(error)
         reply.seconds = time.perf_counter() - start
         return reply
-
-    async def metrics(self) -> str:
-        """The page of /metrics; empty if the server has none."""
-        try:
-            async with asyncio.timeout(ASK_SECONDS), self.session.get(f"{self.url}/metrics") as response:
-                return await response.text() if response.status == HTTPStatus.OK else ""
-        except (aiohttp.ClientError, TimeoutError):
-            return ""
 
 
 @asynccontextmanager

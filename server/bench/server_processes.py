@@ -1,7 +1,6 @@
 """The processes of a server on this machine, with their memory and processor time."""
 
 import contextlib
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -15,32 +14,10 @@ LEARNER = "learner"
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessSample:
-    """Memory of each process at one moment, MB by name: all resident memory, and its anonymous part.
-
-    seconds: since the watch began.
-    """
-
-    seconds: float
-    resident: Mapping[str, float]
-    anonymous: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
 class ServerProcesses:
     """Processes of one server, by name."""
 
     processes: Mapping[str, psutil.Process]
-    began: float
-
-    def sample(self) -> ProcessSample:
-        """Memory of the running processes now."""
-        resident, anonymous = {}, {}
-        for name, process in self.processes.items():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                memory = process.memory_info()  # shared: of files and shared memory
-                resident[name], anonymous[name] = memory.rss / MB, (memory.rss - memory.shared) / MB
-        return ProcessSample(time.monotonic() - self.began, resident, anonymous)
 
     def shared_once(self) -> float:
         """Memory of all processes, MB; shared memory counts once."""
@@ -82,7 +59,7 @@ def of_server(url: str) -> ServerProcesses | None:
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
             name = _name(process, root)
             named[name if name not in named else f"{name} {process.pid}"] = process
-    return ServerProcesses(named, time.monotonic())
+    return ServerProcesses(named)
 
 
 @contextlib.contextmanager

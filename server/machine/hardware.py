@@ -52,15 +52,12 @@ def cpu_flags() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return frozenset()
-    # "flags" on x86, "Features" on ARM.
-    return frozenset(
-        flag for line in lines if line.startswith(("flags", "Features")) for flag in line.partition(":")[2].split()
-    )
+    return frozenset(flag for line in lines if line.startswith("flags") for flag in line.partition(":")[2].split())
 
 
 def cpu_has_fast_bfloat16() -> bool:
     """Return True if hardware multiplies bfloat16 matrices; elsewhere they are emulated, slower than float32."""
-    return bool(cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"})
+    return bool(cpu_flags() & {"avx512_bf16", "amx_bf16"})
 
 
 def faster_dtype(device: str) -> str:

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
-from outrider.kernels.blocks import ACTIVATIONS, KINDS, block_depth, block_linear, pack_blocks
+from outrider.kernels.blocks import ACTIVATIONS, KINDS, block_depth, pack_blocks
 from outrider.kernels.cache import cache_root
 from outrider.kernels.cpu import native
+from outrider.kernels.linear import packed_linear
 from outrider.profiles import store
 from outrider.profiles.fingerprint import cpu_name
 from outrider.storage.replacing import replace as replace_files
@@ -162,7 +163,7 @@ def _measure(settings: Settings, sizes: Mapping[str, int]) -> dict[str, float]:
             for _ in range(ROUNDS):
                 for name, weight in arms.items():
                     start = time.thread_time()
-                    block_linear(x, weight)
+                    packed_linear(x, weight)
                     shortest[name] = min(shortest[name], time.thread_time() - start)
             for name, seconds in shortest.items():
                 total[name] += seconds * 1e3 * size / rows.numel()

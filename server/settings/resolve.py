@@ -6,16 +6,7 @@ from typing import Self
 
 from ..model import families, target
 from ..model.target import Model
-from . import (
-    adapters,
-    checkpoints,
-    drafter_search,
-    learning,
-    lookup_store,
-    memory,
-    model_kinds,
-    profile_lookup,
-)
+from . import adapters, checkpoints, drafter_search, learning, lookup_store, memory, model_kinds, profile_lookup
 from .activations import with_activations
 from .memory import MemoryPlan
 from .settings import Settings

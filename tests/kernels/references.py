@@ -7,7 +7,6 @@ import torch
 from outrider.kernels.acceptance import Verification, mass
 from outrider.kernels.blocks import expand
 from outrider.kernels.flat_batch import FlatBatch
-from outrider.kernels.int8 import GROUP
 from outrider.kernels.low_rank import Part
 from outrider.kernels.noise import torch_gumbel_argmax
 
@@ -23,19 +22,6 @@ def reference_block_linear(
 ) -> torch.Tensor:
     """Reference of `block_linear(x, pack_blocks(raw, kind, outputs, depth, bias))`, in float64."""
     return reference_linear(x, expand(raw, kind, outputs, x.shape[-1]), bias)
-
-
-def reference_int8_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    out = (rounded(x).double() @ rounded(weight).double().T).float()
-    return (out if bias is None else out + bias.float()).to(x.dtype)
-
-
-def rounded(x: torch.Tensor) -> torch.Tensor:
-    """x [..., depth] rounded to its 8-bit codes, in float32."""
-    groups = torch.nn.functional.pad(x.float(), (0, -x.shape[-1] % GROUP)).unflatten(-1, (-1, GROUP))
-    scales = groups.abs().amax(-1, keepdim=True) / 127
-    codes = (groups.double() * torch.where(scales > 0, 1 / scales, 0).double()).round()  # rounded once, as with FMA
-    return (codes.float() * scales).flatten(-2)[..., : x.shape[-1]]
 
 
 def reference_low_rank_product(x: torch.Tensor, parts: Sequence[Part], outputs: int) -> torch.Tensor:

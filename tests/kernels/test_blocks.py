@@ -16,7 +16,6 @@ from outrider.kernels.blocks import (
     SCALES_AT,
     BlockRows,
     block_depth,
-    block_linear,
     expand,
     group_blocks,
     pack_blocks,
@@ -132,7 +131,7 @@ def test_every_exponent(instruction_set):
     expected[:3] = 0
     assert torch.equal(BlockRows(raw, "MXFP4", BLOCK)[torch.arange(228)], expected)
     weight = pack_blocks(raw, "MXFP4", 228, BLOCK)
-    assert torch.equal(block_linear(torch.eye(BLOCK).bfloat16(), weight), expected.T)
+    assert torch.equal(packed_linear(torch.eye(BLOCK).bfloat16(), weight), expected.T)
     raw[3, 0] = 228
     with pytest.raises(ValueError, match="not below"):
         pack_blocks(raw, "MXFP4", 228, BLOCK)
@@ -159,7 +158,7 @@ def test_bits_of_the_expanded_weight(instruction_set, kind, dtype):
             expected = packed_linear(x[-rows:], packed)
             for threads in (1, 2):
                 torch.set_num_threads(threads)
-                got = block_linear(x[-rows:], blocks)
+                got = packed_linear(x[-rows:], blocks)
                 assert same_bits(got, expected), f"{outputs} x {depth}, {rows} rows, {threads} threads"
 
 
@@ -183,7 +182,7 @@ def test_extreme_scales(instruction_set, kind):
     raw, expanded = extreme(kind)
     depth = expanded.shape[1]
     for dtype in (torch.float32, torch.bfloat16):
-        got = block_linear(torch.eye(depth).to(dtype), pack_blocks(raw, kind, 64, depth))
+        got = packed_linear(torch.eye(depth).to(dtype), pack_blocks(raw, kind, 64, depth))
         assert torch.equal(got, expanded.T.to(dtype))
 
 
@@ -206,7 +205,7 @@ def every_scale(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
 def test_every_scale(instruction_set, kind):
     """Sums are rounded to bfloat16 as by torch."""
     raw, expanded = every_scale(kind)
-    got = block_linear(torch.eye(block_depth(kind)).bfloat16(), pack_blocks(raw, kind, *expanded.shape))
+    got = packed_linear(torch.eye(block_depth(kind)).bfloat16(), pack_blocks(raw, kind, *expanded.shape))
     assert torch.equal(got, expanded.T)
 
 
@@ -215,10 +214,10 @@ def test_every_scale(instruction_set, kind):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_row_does_not_depend_on_its_batch(kind, dtype):
     x, weight = rows_of(130, 768, dtype), pack_blocks(random_blocks(kind, 200, 768), kind, 200, 768)
-    together = block_linear(x, weight)
+    together = packed_linear(x, weight)
     for rows in (0, 1, 2, 3, 4, 5, 6, 7, 13, 64, 97):
-        assert same_bits(block_linear(x[:rows], weight), together[:rows]), f"{rows} rows"
-        assert same_bits(block_linear(x[-rows:], weight), together[-rows:]), f"last {rows} rows"
+        assert same_bits(packed_linear(x[:rows], weight), together[:rows]), f"{rows} rows"
+        assert same_bits(packed_linear(x[-rows:], weight), together[-rows:]), f"last {rows} rows"
 
 
 @EACH_KIND
@@ -226,12 +225,12 @@ def test_without_compiled_kernels(kind, monkeypatch):
     monkeypatch.setattr(native, "available", lambda: False)
     raw, bias = random_blocks(kind, 37, 256), torch.linspace(-1, 1, 37)
     weight = pack_blocks(raw, kind, 37, 256, bias)
-    assert weight.blocks is None
+    assert weight.panels is None
     assert torch.equal(weight.plain, expand(raw, kind, 37, 256))
     for dtype in (torch.float32, torch.bfloat16):
         x = rows_of(3, 256, dtype)
         expected = reference_block_linear(x, raw, kind, 37, bias.to(dtype))
-        assert_near(block_linear(x, weight), expected, 256)
+        assert_near(packed_linear(x, weight), expected, 256)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +265,7 @@ def test_groups_that_do_not_fit_are_explained(scales, message):
 def test_infinite_scales_and_rows_of_another_depth_are_explained(kind):
     raw = random_blocks(kind, 8, 512)
     with pytest.raises(ValueError, match="depth 32, the weight 512"):
-        block_linear(torch.zeros(1, 32), pack_blocks(raw, kind, 8, 512))
+        packed_linear(torch.zeros(1, 32), pack_blocks(raw, kind, 8, 512))
     with_scales(raw.view(8, -1, KINDS[kind])[3, 1], kind, torch.tensor([float("inf"), 1.0]).half())
     with pytest.raises(ValueError, match="not finite"):
         pack_blocks(raw, kind, 8, 512)

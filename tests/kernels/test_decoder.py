@@ -10,8 +10,8 @@ from instruction_sets import TILE_SETS
 from outrider.kernels.blocks import pack_blocks
 from outrider.kernels.cpu import native
 from outrider.kernels.decoder import Decoder, DecoderLayer
-from outrider.kernels.int8 import pack_int8
 from outrider.kernels.linear import pack
+from outrider.kernels.weights import pack_int8
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
 
@@ -100,8 +100,6 @@ def test_mismatches_are_explained():
     _, _, _, batch = ragged_attention([1], [1])
     with pytest.raises(ValueError, match="a pool for each of 3 layers, got 2"):
         Decoder(layers, pools[:2], norm, cos_sin)
-    with pytest.raises(ValueError, match="prepared alike"):
-        Decoder([*layers[:2], *make_layers(pack_int8, torch.float32)[:1]], pools, norm, cos_sin)
     with pytest.raises(RuntimeError, match="heads do not fit"):
         Decoder(layers, [(torch.zeros(9, 9, WIDTH),) * 2] * 3, norm, cos_sin)
     with pytest.raises(RuntimeError, match="a norm of heads"):
@@ -124,5 +122,3 @@ def test_a_layer_that_does_not_fit_is_explained():
     biased = [*layer.weights[:3], pack(torch.zeros(HIDDEN, MLP), torch.zeros(HIDDEN))]
     with pytest.raises(ValueError, match="biases"):
         DecoderLayer(biased, layer.norms, eps=1e-5, scale=1.0)
-    with pytest.raises(ValueError, match="prepared alike"):
-        DecoderLayer([*layer.weights[:3], pack_int8(torch.zeros(HIDDEN, MLP))], layer.norms, eps=1e-5, scale=1.0)

@@ -71,8 +71,6 @@ def test_products(instruction_set, dtype, rows):
         bias = torch.randn(-(-outputs // 64) * 64)
         check(torch.ops.outrider.packed_linear, x, torch.ops.outrider.pack_linear(weight), bias, outputs)
         check(torch.ops.outrider.pack_linear, weight)
-        check(torch.ops.outrider.pack_int8, weight)
-        check(torch.ops.outrider.int8_linear, x, *torch.ops.outrider.pack_int8(weight), bias, outputs)
 
 
 @EACH_SET
@@ -88,7 +86,7 @@ def test_blocks(instruction_set, kind):
         for dtype in (torch.float32, torch.bfloat16):
             for rows in (1, 7, 17):
                 x = torch.randn(rows, depth).to(dtype)
-                check(torch.ops.outrider.block_linear, x, packed.blocks, packed.kind, None, outputs)
+                check(torch.ops.outrider.block_linear, x, packed.panels, packed.kind, None, outputs)
 
 
 @EACH_SET

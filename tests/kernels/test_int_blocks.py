@@ -10,10 +10,11 @@ from int_blocks import fma, reference_int_block_linear
 from references import reference_linear
 from test_blocks import EACH_KIND, GGUF_KINDS, random_blocks, rows_of, with_scales
 
-from outrider.kernels.blocks import KINDS, block_depth, block_linear, expand, pack_blocks
+from outrider.kernels.blocks import KINDS, ROUNDED, block_depth, expand, pack_blocks
 from outrider.kernels.cpu import native
 from outrider.kernels.decoder import DecoderLayer
-from outrider.kernels.int8 import multiply, stack
+from outrider.kernels.linear import packed_linear
+from outrider.kernels.weights import multiply, stack
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
 BOTH_TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -45,13 +46,13 @@ def test_bits_of_the_reference(instruction_set, kind, dtype):
         depth = blocks * block_depth(kind)
         raw, x, bias, expected = usual(kind, outputs, depth, dtype)
         weight = pack_blocks(raw, kind, outputs, depth, bias, activations="int8")
-        assert weight.activations == "int8"
+        assert weight.kind & ROUNDED
         for threads in (2,) if emulated else (1, 2):
             torch.set_num_threads(threads)
             for rows in counts:
                 about = f"{outputs} x {depth}, {rows} rows, {threads} threads"
-                check(block_linear(x[:rows], weight), expected[:rows], about)
-                check(block_linear(x[-rows:], weight), expected[-rows:], f"{about}, the last")
+                check(packed_linear(x[:rows], weight), expected[:rows], about)
+                check(packed_linear(x[-rows:], weight), expected[-rows:], f"{about}, the last")
 
 
 @cache
@@ -72,7 +73,7 @@ def limits(kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
 @BOTH_TYPES
 def test_numbers_at_the_limits(instruction_set, kind, dtype):
     raw, x, expected = limits(kind, dtype)
-    got = block_linear(x, pack_blocks(raw, kind, 40, x.shape[1], activations="int8"))
+    got = packed_linear(x, pack_blocks(raw, kind, 40, x.shape[1], activations="int8"))
     check(got, expected)
     assert got[3:6].isnan().all()
     assert not got[[0, 1, 2, 6, 8]].isnan().any()
@@ -87,14 +88,14 @@ def test_codes_at_the_limits(instruction_set, kind):
     with_scales(raw, kind, torch.tensor([0.01, 0.02]).half().expand(len(raw), 2, 2))
     x = torch.ones(4, depth)
     x[1], x[2, ::2], x[3, : depth // 2] = -1, -1, -1
-    got = block_linear(x, pack_blocks(raw.flatten(1), kind, len(raw), depth, activations="int8"))
+    got = packed_linear(x, pack_blocks(raw.flatten(1), kind, len(raw), depth, activations="int8"))
     check(got, reference_int_block_linear(x, raw.flatten(1), kind, len(raw)))
 
 
 @EACH_KIND
 def test_near_the_product_of_floats(kind):
     x, raw = rows_of(5, 1024, torch.float32), random_blocks(kind, 60, 1024)
-    got = block_linear(x, pack_blocks(raw, kind, 60, 1024, activations="int8"))
+    got = packed_linear(x, pack_blocks(raw, kind, 60, 1024, activations="int8"))
     expected = reference_linear(x, expand(raw, kind, 60, 1024).float())
     assert (got - expected).norm() < 0.02 * expected.norm()
 

@@ -9,7 +9,6 @@ import torch
 
 from outrider.kernels.blocks import pack_blocks
 from outrider.kernels.cpu import native
-from outrider.kernels.int8 import pack_int8
 from outrider.kernels.linear import pack
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
@@ -23,15 +22,11 @@ huge_pages = pytest.mark.skipif(
 def blocks(weight: torch.Tensor) -> torch.Tensor:
     outputs, depth = weight.shape
     raw = torch.zeros(outputs, depth // 32 * 34, dtype=torch.uint8)
-    return pack_blocks(raw, "Q8_0", outputs, depth).blocks
+    return pack_blocks(raw, "Q8_0", outputs, depth).panels
 
 
 def panels(weight: torch.Tensor) -> torch.Tensor:
     return pack(weight).panels
-
-
-def codes(weight: torch.Tensor) -> torch.Tensor:
-    return pack_int8(weight).codes
 
 
 def advised() -> Iterator[range]:
@@ -46,7 +41,7 @@ def advised() -> Iterator[range]:
 
 
 @huge_pages
-@pytest.mark.parametrize("packed", [blocks, panels, codes], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("packed", [blocks, panels], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("outputs", [64, 70_000], ids=["a small weight", "a large one"])
 def test_huge_pages_are_requested(packed, outputs: int) -> None:
     weight = packed(torch.zeros(outputs, 256))

@@ -18,7 +18,7 @@ from statistics import median
 import script
 import torch
 
-from outrider.kernels import blocks
+from outrider.kernels import blocks, linear
 from outrider.kernels.cpu import native
 from outrider.server.bench import harness, record
 from outrider.server.errors import UserError
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         words = raw.flatten()[: raw.numel() // 8 * 8].view(torch.int64)
         for count in rows:
             x = torch.randn(count, depth).to(getattr(torch, args.dtype))
-            arms = {"reading": words.sum} | {n: partial(blocks.block_linear, x, w) for n, w in weights.items()}
+            arms = {"reading": words.sum} | {n: partial(linear.packed_linear, x, w) for n, w in weights.items()}
             times = results[f"{kind} {count}"] = measured(arms, args.rounds, clock)
             columns = "".join(f"{median(arm):10.2f}" for arm in times.values())
             faster, share = (harness.ratio(times[arm], times["int8"]) for arm in ("float", "reading"))

@@ -18,10 +18,11 @@ from pathlib import Path
 import performance_chart
 import script
 from performance_rows import QUESTIONS, Record, Row, model
+from records import read_record
 
 from outrider.profiles.fingerprint import folder_digest
 from outrider.server import pictures
-from outrider.server.bench import harness, record
+from outrider.server.bench import harness
 from outrider.server.errors import UserError
 from outrider.server.settings.checkpoints import WEIGHTS
 
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 def read_all(folder: Path) -> dict[str, Record]:
     """Records by file name; names on standard error each that is left out for its former weights."""
     today = {folder_digest(path.parent) for path in WEIGHTS.glob("*/*/config.json")}
-    records = {path.name: record.read(path) for path in sorted(folder.glob("*.json"))}
+    records = {path.name: read_record(path) for path in sorted(folder.glob("*.json"))}
     alike = {digest for one in records.values() if one["question"] == "drafters" for digest in one["weights"].values()}
     found: dict[str, Record] = {}
     for path, one in records.items():

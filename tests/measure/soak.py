@@ -15,23 +15,27 @@ examples:
 
 import argparse
 import asyncio
+import contextlib
 import os
 import random
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
+import aiohttp
 import numpy as np
+import psutil
 import script
 import soak_traffic
 from soak_traffic import SoakCounts, SoakQuestion
 
 from outrider.server.bench import harness, record, remote, server_processes
 from outrider.server.bench.remote import Remote
-from outrider.server.bench.server_processes import ProcessSample, ServerProcesses
+from outrider.server.bench.server_processes import MB, ServerProcesses
 from outrider.server.errors import UserError
 from outrider.server.prompt_files import BUILT_IN, read_mixed_questions
 
@@ -48,6 +52,28 @@ HELD = re.compile(
 LOW = 10
 """Percentile of memory over a tenth of the time that counts as held. Memory above it is a step's workspace: logits of a
 batch and their sorted copies are hundreds of MB that come and go between two samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSample:
+    """Memory of each process at one moment, MB by name: all resident memory, and its anonymous part.
+
+    seconds: since the watch began.
+    """
+
+    seconds: float
+    resident: Mapping[str, float]
+    anonymous: Mapping[str, float]
+
+    @classmethod
+    def of(cls, watched: ServerProcesses, seconds: float) -> Self:
+        """Memory of the running processes now."""
+        resident, anonymous = {}, {}
+        for name, process in watched.processes.items():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                memory = process.memory_info()  # shared: of files and shared memory
+                resident[name], anonymous[name] = memory.rss / MB, (memory.rss - memory.shared) / MB
+        return cls(seconds, resident, anonymous)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +209,7 @@ async def _watch(watched: ServerProcesses | None, samples: list[ProcessSample], 
     said = began = time.monotonic()
     while True:
         if watched is not None:
-            samples.append(watched.sample())
+            samples.append(ProcessSample.of(watched, time.monotonic() - began))
         if (now := time.monotonic()) - said >= SAY_SECONDS:
             said = now
             memory = f", {sum(samples[-1].resident.values()):.0f} MB" if samples else ""
@@ -194,6 +220,15 @@ async def _watch(watched: ServerProcesses | None, samples: list[ProcessSample], 
         await asyncio.sleep(SAMPLE_SECONDS)
 
 
+async def _metrics(server: Remote) -> str:
+    """The page of /metrics; empty if the server has none."""
+    try:
+        async with asyncio.timeout(remote.ASK_SECONDS), server.session.get(f"{server.url}/metrics") as response:
+            return await response.text() if response.ok else ""
+    except (aiohttp.ClientError, TimeoutError):
+        return ""
+
+
 async def _becomes_empty(server: Remote) -> tuple[float | None, dict[str, float]]:
     """Seconds until requests hold no cache, None if never; and the usage at the end, by gauge.
 
@@ -202,7 +237,7 @@ async def _becomes_empty(server: Remote) -> tuple[float | None, dict[str, float]
     began = time.monotonic()
     while True:
         held: dict[str, float] = {}
-        for name, value in HELD.findall(await server.metrics()):
+        for name, value in HELD.findall(await _metrics(server)):
             held[name] = held.get(name, 0.0) + float(value)
         seconds = time.monotonic() - began
         if not any(held.values()):

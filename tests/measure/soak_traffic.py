@@ -134,7 +134,9 @@ async def press(
             abort_after = draw.expovariate(0.5) if kind == "given up" else None
             counts.asked[kind] += 1
             body = body_of(kind, question, draw)
-            reply = await remote.ask(CHAT, body, timeout=timeout, abort_after=abort_after)
+            reply = await remote.ask(CHAT, body, timeout=timeout if abort_after is None else abort_after)
+            if abort_after is not None and reply.failure == "timeout":
+                reply.failure = "aborted"
             counts.count(kind, question, reply)
             if reply.failure == TURNED_AWAY:
                 await asyncio.sleep(PAUSE_SECONDS * (1 + draw.random()))

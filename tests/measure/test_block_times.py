@@ -7,8 +7,7 @@ import performance
 import pytest
 import script
 import torch
-
-from outrider.server.bench import record
+from records import read_record
 
 
 def test_products_with_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,7 +17,7 @@ def test_products_with_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert script.main(block_times, [*flags, "--json", str(tmp_path / "found.json")]) == 0
     finally:
         torch.set_num_threads(threads)
-    found = record.read(tmp_path / "found.json")
+    found = read_record(tmp_path / "found.json")
     assert list(found["results"]) == ["Q4_K 1", "Q4_K 2", "Q8_0 1", "Q8_0 2"]
     _, _, *lines = capsys.readouterr().out.splitlines()
     for line, (case, times) in zip(lines, found["results"].items(), strict=True):

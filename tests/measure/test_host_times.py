@@ -5,8 +5,7 @@ from pathlib import Path
 import host_times
 import pytest
 import script
-
-from outrider.server.bench import record
+from records import read_record
 
 
 @pytest.mark.slow
@@ -14,7 +13,7 @@ def test_every_case_is_timed_here_and_there(tmp_path: Path, capsys: pytest.Captu
     path = tmp_path / "host.json"
     words = ["--steps", "3", "--rounds", "1", "--against", str(host_times.ROOT), "--json", str(path)]
     assert script.main(host_times, words) == 0
-    printed, results = capsys.readouterr().out, record.read(path)["results"]
+    printed, results = capsys.readouterr().out, read_record(path)["results"]
     assert len(results) == 12
     for case, found in results.items():
         assert case in printed

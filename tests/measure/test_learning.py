@@ -12,9 +12,9 @@ import performance
 import pytest
 import script
 from aiohttp import web
+from records import read_record
 from small_openai import SmallServer, answer
 
-from outrider.server.bench import record
 from outrider.server.prompt_files import read_questions
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def run(server: LearningServer, folder: Path) -> tuple[int, dict[str, Any]]:
                 *("--json", str(folder / "learn.json")),
             ],
         )
-    return code, record.read(folder / "learn.json")
+    return code, read_record(folder / "learn.json")
 
 
 @pytest.fixture(autouse=True)

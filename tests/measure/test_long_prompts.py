@@ -8,9 +8,8 @@ import long_prompts
 import pytest
 import script
 from aiohttp import web
+from records import read_record
 from small_openai import SmallServer, answer
-
-from outrider.server.bench import record
 
 LONG = 200
 READ_SECONDS = 0.8
@@ -57,7 +56,7 @@ def test_pauses_of_streams_are_found(
         urls = (f"stops={stops.url}", f"goes on={goes_on.url}")
         flags = ("--streams", "2", "--rounds", "1", "--json", str(written))
         assert script.main(long_prompts, ["500", "--url", *urls, *flags]) == 0
-    arms = record.read(written)["results"]["500"]
+    arms = read_record(written)["results"]["500"]
     [before], [after] = arms["stops"], arms["goes on"]
     assert READ_SECONDS * 0.9 < before["pause"] < READ_SECONDS * 1.5
     assert after["pause"] < READ_SECONDS / 2

@@ -5,8 +5,7 @@ from pathlib import Path
 import plan_times
 import pytest
 import script
-
-from outrider.server.bench import record
+from records import read_record
 
 
 @pytest.mark.parametrize("levels", [[], ["--levels"]])
@@ -14,7 +13,7 @@ def test_every_planner_is_timed(levels: list[str], tmp_path: Path, capsys: pytes
     path = tmp_path / "plan.json"
     words = ["--requests", "9", "--gamma", "3", "--steps", "10", "--rounds", "2", "--json", str(path), *levels]
     assert script.main(plan_times, words) == 0
-    printed, results = capsys.readouterr().out, record.read(path)["results"]
+    printed, results = capsys.readouterr().out, read_record(path)["results"]
     assert len(printed.splitlines()) == 1 + len(results)
     for name, stages in results.items():
         assert name in printed

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import scores
 import script
-
-from outrider.server.bench import record
+from records import read_record
 
 
 def write(folder: Path, task: str, answers: dict[int, tuple[str, float]], date: str = "2026-11-25T10-00-00.1") -> None:
@@ -28,7 +27,7 @@ def test_questions_are_paired_by_their_number(tmp_path: Path, capsys: pytest.Cap
     written = tmp_path / "scores.json"
     folders = [f"ours={tmp_path / 'a'}", f"theirs={tmp_path / 'b'}"]
     assert script.main(scores, [*folders, "--json", str(written)]) == 0
-    results = record.read(written)["results"]
+    results = read_record(written)["results"]
     assert list(results) == ["gsm8k"]
     assert results["gsm8k"]["ours"] == {
         "questions": 3, "score": pytest.approx(2 / 3), "error": pytest.approx(1 / 3), "won": 0, "lost": 0, "same": 1,

@@ -9,12 +9,12 @@ import pytest
 import script
 import soak as soak_script
 from aiohttp import web
+from records import read_record
 from small_openai import Handler, SmallServer, answer
-from soak import Soak
+from soak import ProcessSample, Soak
 from soak_traffic import SoakCounts
 
-from outrider.server.bench import record, server_processes
-from outrider.server.bench.server_processes import ProcessSample
+from outrider.server.bench import server_processes
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ def soak(
                 *("--json", str(results), *flags),
             ],
         )
-    return code, capsys.readouterr().out, record.read(results)["results"]
+    return code, capsys.readouterr().out, read_record(results)["results"]
 
 
 def test_a_correct_server_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,6 +125,6 @@ def test_processes_of_a_server_are_found() -> None:
     with SmallServer(right) as server, subprocess.Popen(["true"]) as ended:
         os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
         watched = server_processes.of_server(server.url)
-        sample = watched.sample()
+        sample = ProcessSample.of(watched, 0.0)
     assert 10 < sample.anonymous["server"] < sample.resident["server"] < 100_000
     assert server_processes.of_server("http://192.0.2.1:80") is None

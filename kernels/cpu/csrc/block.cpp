@@ -22,11 +22,11 @@ class BlockDrafter : public torch::CustomClassHolder {
   // context's. mask: [1, d], embedded. w1: [V, r], none without a Markov head. confidence_head: empty without one, else
   // float32: its weight of a hidden state [d], its addend for the previous token [V], and DraftDrawArgs' mix [2, 3].
   // vocab: [V'], none for the identity. convolutions: as in DrafterTensors.
-  BlockDrafter(Tensors weights, std::vector<int64_t> kinds, Tensors scales, std::vector<int64_t> outputs,
+  BlockDrafter(Tensors weights, std::vector<int64_t> kinds, std::vector<int64_t> outputs,
                std::vector<int64_t> depths, Tensors norms, Tensors k_pools, Tensors v_pools, Tensor cos_sin,
                Tensor mask, std::optional<Tensor> w1, Tensors confidence_head, std::optional<Tensor> vocab,
                Tensors convolutions, int64_t first_row, double eps)
-      : layers_({weights, kinds, scales, outputs, depths, norms, k_pools, v_pools, cos_sin, convolutions}, mask,
+      : layers_({weights, kinds, outputs, depths, norms, k_pools, v_pools, cos_sin, convolutions}, mask,
                 w1 ? 4 : 3, 2, eps),
         mask_(mask), w1_(w1), confidence_head_(confidence_head), vocab_(vocab), first_row_(first_row) {
     read_heads(layers_.own_weights);
@@ -216,9 +216,9 @@ class BlockDrafter : public torch::CustomClassHolder {
 
 TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.class_<BlockDrafter>("BlockDrafter")
-      .def(torch::init<Tensors, std::vector<int64_t>, Tensors, std::vector<int64_t>, std::vector<int64_t>, Tensors,
-                       Tensors, Tensors, Tensor, Tensor, std::optional<Tensor>, Tensors, std::optional<Tensor>, Tensors,
-                       int64_t, double>())
+      .def(torch::init<Tensors, std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>, Tensors, Tensors,
+                       Tensors, Tensor, Tensor, std::optional<Tensor>, Tensors, std::optional<Tensor>, Tensors, int64_t,
+                       double>())
       .def("observe", &BlockDrafter::observe)
       .def("forward", &BlockDrafter::forward)
       .def("propose", &BlockDrafter::propose);

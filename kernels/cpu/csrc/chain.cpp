@@ -29,11 +29,11 @@ class ChainDrafter : public torch::CustomClassHolder {
   // features. bias: of q|k|v. features: [slots, d]. embedding: [V, d], or rows in blocks of `embedding_kind`; -1 means
   // no blocks. vocab: [V'], none for the identity. mix: DraftDrawArgs' [2, 3]. norm_before_residual, norm_output: as in
   // EagleConfig.
-  ChainDrafter(Tensors weights, std::vector<int64_t> kinds, Tensors scales, std::vector<int64_t> outputs,
+  ChainDrafter(Tensors weights, std::vector<int64_t> kinds, std::vector<int64_t> outputs,
                std::vector<int64_t> depths, Tensors norms, Tensor k_pool, Tensor v_pool, Tensor cos_sin,
                std::optional<Tensor> bias, Tensor features, Tensor embedding, int64_t embedding_kind,
                std::optional<Tensor> vocab, Tensor mix, bool norm_before_residual, bool norm_output, double eps)
-      : layers_({weights, kinds, scales, outputs, depths, norms, {k_pool}, {v_pool}, cos_sin, {}, bias}, features, 1, 2,
+      : layers_({weights, kinds, outputs, depths, norms, {k_pool}, {v_pool}, cos_sin, {}, bias}, features, 1, 2,
                 eps, 2 * features.size(-1)),
         head_(layers_.own_weights[0]), last_position_(cos_sin.size(0) - 1), features_(features),
         embedding_(embedding), embedding_kind_(embedding_kind), vocab_(vocab), mix_(mix),
@@ -191,8 +191,8 @@ class ChainDrafter : public torch::CustomClassHolder {
 
 TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.class_<ChainDrafter>("ChainDrafter")
-      .def(torch::init<Tensors, std::vector<int64_t>, Tensors, std::vector<int64_t>, std::vector<int64_t>, Tensors,
-                       Tensor, Tensor, Tensor, std::optional<Tensor>, Tensor, Tensor, int64_t, std::optional<Tensor>,
+      .def(torch::init<Tensors, std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>, Tensors, Tensor,
+                       Tensor, Tensor, std::optional<Tensor>, Tensor, Tensor, int64_t, std::optional<Tensor>,
                        Tensor, bool, bool, double>())
       .def("propose", &ChainDrafter::propose);
 }

@@ -38,10 +38,10 @@ Tensor first_missing(const Tensor& encoded, const Tensor& page_table, const Tens
 class DiffusionDrafter : public torch::CustomClassHolder {
  public:
   // own weights: the head. own norms: the last one. like: [1, d], has the type of all numbers.
-  DiffusionDrafter(Tensors weights, std::vector<int64_t> kinds, Tensors scales, std::vector<int64_t> outputs,
+  DiffusionDrafter(Tensors weights, std::vector<int64_t> kinds, std::vector<int64_t> outputs,
                    std::vector<int64_t> depths, Tensors norms, Tensors k_pools, Tensors v_pools, Tensor cos_sin,
                    Tensor like, double eps)
-      : layers_({weights, kinds, scales, outputs, depths, norms, k_pools, v_pools, cos_sin}, like, 1, 1, eps),
+      : layers_({weights, kinds, outputs, depths, norms, k_pools, v_pools, cos_sin}, like, 1, 1, eps),
         head_(layers_.own_weights[0]) {
     TORCH_CHECK(head_.depth == layers_.hidden, "the head is of depth ", head_.depth, ", expected ", layers_.hidden);
   }
@@ -92,8 +92,8 @@ TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.def("spans(Tensor page_table, Tensor rows, Tensor starts, Tensor counts) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def("first_missing(Tensor encoded, Tensor page_table, Tensor rows, Tensor lengths) -> Tensor");
   m.class_<DiffusionDrafter>("DiffusionDrafter")
-      .def(torch::init<Tensors, std::vector<int64_t>, Tensors, std::vector<int64_t>, std::vector<int64_t>, Tensors,
-                       Tensors, Tensors, Tensor, Tensor, double>())
+      .def(torch::init<Tensors, std::vector<int64_t>, std::vector<int64_t>, std::vector<int64_t>, Tensors, Tensors,
+                       Tensors, Tensor, Tensor, double>())
       .def("forward", &DiffusionDrafter::forward);
 }
 

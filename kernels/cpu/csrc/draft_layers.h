@@ -83,14 +83,13 @@ struct LayerBuffers {
 };
 
 // Constructor arguments that all drafters share. weights: four a layer (q|k|v, out, gate|up, down), then the drafter's;
-// each has its kind, scales (may be empty), outputs and depth, as in weight_of. norms, all [d]: four a layer (before
+// each has its kind, outputs and depth, as in weight_of. norms, all [d]: four a layer (before
 // attention, of queries, of keys, before the MLP; empty norms of queries and keys mean none), then the drafter's.
 // pools: keys and values [slots, heads, width] of each layer. convolutions: none, or two bases a layer, around
 // attention and around the MLP; their weights come last. bias: of q|k|v in the first layer.
 struct DrafterTensors {
   Tensors weights;
   std::vector<int64_t> kinds;
-  Tensors scales;
   std::vector<int64_t> outputs, depths;
   Tensors norms, k_pools, v_pools;
   Tensor cos_sin;
@@ -113,7 +112,7 @@ class DraftLayers {
       : eps(float(eps)), type(type_of(like, "inputs")), hidden(like.size(-1)), parts_(std::move(parts)), like_(like) {
     const DrafterTensors& p = parts_;
     const size_t count = p.k_pools.size(), products = 4 * count + own + p.convolutions.size();
-    TORCH_CHECK(count && p.weights.size() == products && p.kinds.size() == products && p.scales.size() == products &&
+    TORCH_CHECK(count && p.weights.size() == products && p.kinds.size() == products &&
                     p.outputs.size() == products && p.depths.size() == products &&
                     p.norms.size() == 4 * count + own_norms && p.v_pools.size() == count &&
                     (p.convolutions.empty() || p.convolutions.size() == 2 * count),
@@ -138,7 +137,7 @@ class DraftLayers {
       TORCH_CHECK(i >= 4 * count || (p.outputs[i] == wide[i % 4] && p.depths[i] == depth), "weight ", i % 4,
                   " of layer ", i / 4, " is [", p.outputs[i], ", ", p.depths[i], "], expected [", wide[i % 4], ", ",
                   depth, "]");
-      all.push_back(weight_of(p.weights[i], p.kinds[i], p.scales[i], p.outputs[i], p.depths[i], like));
+      all.push_back(weight_of(p.weights[i], p.kinds[i], p.outputs[i], p.depths[i], like));
     }
     const auto norm = [&](size_t i) -> const void* { return p.norms[i].numel() ? p.norms[i].data_ptr() : nullptr; };
     for (size_t i = 0; i < count; ++i) {

@@ -33,22 +33,20 @@ struct Buffers {
 class Decoder : public torch::CustomClassHolder {
  public:
   // counts: parts of each product, four products a layer (q|k|v, out, gate|up, down). weights, kinds, outputs: of all
-  // parts. A weight with scales has the codes of int8_linear; without scales, a kind of 0 or more means blocks of
-  // block_linear, a negative kind panels of packed_linear. norms: two a layer and the last one. head_norms: none, or
-  // two a layer, for each head of queries and keys. biases: none, or of q|k|v in each layer. k_pools, v_pools: the
-  // caches of the layers [slots, heads, width]. attention_scales, windows, logit_caps: as in flat_attention, one a
-  // layer.
-  Decoder(std::vector<int64_t> counts, Tensors weights, std::vector<int64_t> kinds, Tensors scales,
-          std::vector<int64_t> outputs, Tensors norms, Tensors head_norms, Tensors biases, Tensors k_pools,
-          Tensors v_pools, Tensor cos_sin, double eps, std::vector<double> attention_scales, std::vector<int64_t> windows, std::vector<double> logit_caps)
-      : kept_{weights, scales, norms, k_pools, v_pools, head_norms, biases}, cos_sin_(cos_sin), eps_(float(eps)) {
+  // parts. A kind of 0 or more means blocks of block_linear, a negative kind panels of packed_linear. norms: two a layer
+  // and the last one. head_norms: none, or two a layer, for each head of queries and keys. biases: none, or of q|k|v in
+  // each layer. k_pools, v_pools: the caches of the layers [slots, heads, width]. scales, windows, logit_caps: as in
+  // flat_attention, one a layer.
+  Decoder(std::vector<int64_t> counts, Tensors weights, std::vector<int64_t> kinds, std::vector<int64_t> outputs,
+          Tensors norms, Tensors head_norms, Tensors biases, Tensors k_pools, Tensors v_pools, Tensor cos_sin,
+          double eps, std::vector<double> scales, std::vector<int64_t> windows, std::vector<double> logit_caps)
+      : kept_{weights, norms, k_pools, v_pools, head_norms, biases}, cos_sin_(cos_sin), eps_(float(eps)) {
     const size_t layers = k_pools.size(), parts = std::accumulate(counts.begin(), counts.end(), int64_t(0));
     TORCH_CHECK(layers && counts.size() == 4 * layers && std::ranges::all_of(counts, [](int64_t n) { return n > 0; }) &&
                     weights.size() == parts && kinds.size() == parts && outputs.size() == parts &&
-                    (scales.empty() || (scales.size() == parts && parts == 4 * layers)) &&
                     norms.size() == 2 * layers + 1 && (head_norms.empty() || head_norms.size() == 2 * layers) &&
-                    (biases.empty() || biases.size() == layers) && v_pools.size() == layers && attention_scales.size() == layers &&
-                    windows.size() == layers && logit_caps.size() == layers,
+                    (biases.empty() || biases.size() == layers) && v_pools.size() == layers &&
+                    scales.size() == layers && windows.size() == layers && logit_caps.size() == layers,
                 "a layer has four products, two norms, two pools, a scale, a window and a cap");
     std::vector<int64_t> sums, first{0};  // outputs and first part of each product
     for (const int64_t count : counts) {
@@ -76,15 +74,13 @@ class Decoder : public torch::CustomClassHolder {
     for (const Tensor& bias : biases) check_dense(bias, norms[0].scalar_type(), {sums[0]}, "a bias");
     const int64_t depths[4] = {hidden_, heads_ * value_width_, hidden_, mlp_};
     const int64_t wanted[4] = {sums[0], hidden_, 2 * mlp_, hidden_};
-    const Tensor no_scales = at::empty({0}, norms[0].options());
     std::vector<Weight> products;
     for (size_t i = 0; i < 4 * layers; ++i) {
       TORCH_CHECK(sums[i] == wanted[i % 4], "weight ", i % 4, " of layer ", i / 4, " has ", sums[i],
                   " outputs, expected ", wanted[i % 4]);
       Weight w{{}, sums[i], depths[i % 4]};
       for (int64_t n = first[i]; n < first[i + 1]; ++n)
-        w.parts.push_back(
-            part_of(weights[n], kinds[n], scales.empty() ? no_scales : scales[n], outputs[n], w.depth, norms[0]));
+        w.parts.push_back(part_of(weights[n], kinds[n], outputs[n], w.depth, norms[0]));
       rounds_ = rounds_ || w.rounds();
       products.push_back(w);
     }
@@ -93,7 +89,7 @@ class Decoder : public torch::CustomClassHolder {
       layers_.push_back({products[4 * i], products[4 * i + 1], products[4 * i + 2], products[4 * i + 3],
                          norms[2 * i].data_ptr(), norms[2 * i + 1].data_ptr(),
                          {given(biases, i), given(head_norms, 2 * i), given(head_norms, 2 * i + 1), eps_},
-                         k_pools[i].data_ptr(), v_pools[i].data_ptr(), float(attention_scales[i]), float(logit_caps[i]), windows[i]});
+                         k_pools[i].data_ptr(), v_pools[i].data_ptr(), float(scales[i]), float(logit_caps[i]), windows[i]});
   }
 
   // residual: [N, H], the embedded tokens; it becomes the sum of all layers. positions, slots: [N]. Further arguments
@@ -212,7 +208,7 @@ class Decoder : public torch::CustomClassHolder {
     // Computes the norm before layer i, or the last one; keeps captured sums of the layers so far.
     void normalise(size_t i, int64_t first) {
       const bool last = i == d.layers_.size();
-      const void* weight = last ? d.kept_[2].back().data_ptr() : d.layers_[i].norm_before;
+      const void* weight = last ? d.kept_[1].back().data_ptr() : d.layers_[i].norm_before;
       char *const sum = at(step_.residual, first), *const normed = at(b.normed, first);
       const int64_t stride = step_.captured.size() * d.hidden_;
       char* const copy = captures(i) ? at(step_.kept, first) + captured_ * d.hidden_ * size_ : nullptr;
@@ -353,7 +349,7 @@ class Decoder : public torch::CustomClassHolder {
   }
 
   void read_pools() {
-    const Tensors &k_pools = kept_[3], &v_pools = kept_[4];
+    const Tensors &k_pools = kept_[2], &v_pools = kept_[3];
     const Tensor &k = k_pools[0], &v = v_pools[0];
     TORCH_CHECK(k.dim() == 3 && v.dim() == 3 && v.size(1) == k.size(1) && k.size(0) == v.size(0),
                 "pools are [slots, heads, width]");
@@ -373,7 +369,7 @@ class Decoder : public torch::CustomClassHolder {
     v_slot_ = v.stride(0);
   }
 
-  std::vector<Tensors> kept_;  // weights, scales, norms, pools, head norms, biases: keeps pointers valid
+  std::vector<Tensors> kept_;  // weights, norms, pools, head norms, biases: keeps pointers valid
   Tensor cos_sin_;
   const float eps_;
   int type_;
@@ -386,8 +382,8 @@ class Decoder : public torch::CustomClassHolder {
 
 TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.class_<Decoder>("Decoder")
-      .def(torch::init<std::vector<int64_t>, Tensors, std::vector<int64_t>, Tensors, std::vector<int64_t>, Tensors,
-                       Tensors, Tensors, Tensors, Tensors, Tensor, double, std::vector<double>, std::vector<int64_t>,
+      .def(torch::init<std::vector<int64_t>, Tensors, std::vector<int64_t>, std::vector<int64_t>, Tensors, Tensors,
+                       Tensors, Tensors, Tensors, Tensor, double, std::vector<double>, std::vector<int64_t>,
                        std::vector<double>>())
       .def("forward", &Decoder::forward);
 }

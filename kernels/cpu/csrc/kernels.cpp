@@ -4,7 +4,6 @@
 #include "draw_drafts.h"
 #include "elementwise.h"
 #include "gated_delta.h"
-#include "int8.h"
 #include "int_blocks.h"
 #include "linear.h"
 #include "sampling.h"
@@ -31,9 +30,6 @@ constexpr Kernels table(std::index_sequence<KIND...>) {
       {{int_block_linear<float, BlockKind(KIND)>...}, {int_block_linear<bf16, BlockKind(KIND)>...}},
       {{int_block_linear<float, BlockKind(KIND)>...}, {int_block_linear<bf16, BlockKind(KIND)>...}},
       1,
-      {pack_int8<float>, pack_int8<bf16>},
-      {quantize<float>, quantize<bf16>},
-      {int8_linear<float>, int8_linear<bf16>},
       {target_probs<float>, target_probs<bf16>},
       {argmax<float>, argmax<bf16>},
       {draw_tokens<float>, draw_tokens<bf16>},

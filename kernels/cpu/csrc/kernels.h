@@ -106,18 +106,6 @@ inline int64_t rounded_bytes(int64_t depth, bool wide) {
 // Added to the number of a kind if rows are rounded to bytes; as in blocks.py.
 constexpr int64_t ROUNDED = 256;
 
-constexpr int64_t GROUP = 64;  // neighbours in depth that share a scale
-
-struct Int8Args {
-  const int8_t* x;
-  const float* x_scales;
-  const int32_t* sums;
-  const uint8_t* codes;
-  const float *scales, *bias;  // bias as in LinearArgs
-  void* out;
-  int64_t rows, groups, outputs;
-};
-
 // Gumbel noise G of a token in the stream `key`, as e^-G. It is compiled once, and never with ISA's flags, since its
 // bits decide the drawn token.
 double exponential_noise(uint64_t key, int64_t token);
@@ -213,7 +201,7 @@ struct GatedDeltaArgs {
 template <typename... A>
 using Function = void (*)(A...);
 
-// [0] float32, [1] bfloat16. Ranges are rows; for linear and block_linear items, for int8_linear panels.
+// [0] float32, [1] bfloat16. Ranges are rows; for linear and block_linear items.
 struct Kernels {
   // Does items until `next` runs out; partials: null, or room for every (tile, head, chunk).
   Function<const AttentionArgs&, std::atomic<int64_t>&, float*, const int64_t*> attention[2];
@@ -232,9 +220,6 @@ struct Kernels {
   Function<const LinearArgs&, int64_t, int64_t> int_block_linear[2][BLOCK_KINDS];  // of few rows
   Function<const LinearArgs&, int64_t, int64_t> int_blocks_many_rows[2][BLOCK_KINDS];
   int64_t many_rows;  // at least, for many-row products
-  Function<const void*, uint8_t*, float*, int64_t, int64_t, int64_t, int64_t> pack_int8[2];
-  Function<const void*, int8_t*, float*, int32_t*, int64_t, int64_t, int64_t> quantize[2];
-  Function<const Int8Args&, int64_t, int64_t> int8_linear[2];
   Function<const ProbsArgs&, std::atomic<int64_t>&> target_probs[2];
   Function<const void*, int64_t*, int64_t, int64_t, int64_t, int64_t> argmax[2];
   Function<const DrawArgs&, std::atomic<int64_t>&> draw_tokens[2];

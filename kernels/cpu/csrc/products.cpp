@@ -1,5 +1,4 @@
-// Torch operations of the matrix products: checks and threads. linear.h, blocks.h, int_blocks.h and int8.h have the
-// arithmetic.
+// Torch operations of the matrix products: checks and threads. linear.h, blocks.h and int_blocks.h have the arithmetic.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -112,47 +111,6 @@ Tensor expand_rows(const Tensor& raw, const Tensor& rows, int64_t kind) {
   return out;
 }
 
-// weight [outputs, depth] -> codes and scales for int8_linear alone.
-std::tuple<Tensor, Tensor> pack_int8(const Tensor& weight) {
-  const int type = type_of(weight, "weight");
-  TORCH_CHECK(weight.dim() == 2 && weight.is_contiguous(), "weight must be dense [outputs, depth]");
-  const int64_t panels = (weight.size(0) + PANEL - 1) / PANEL, groups = (weight.size(1) + GROUP - 1) / GROUP;
-  Tensor codes = empty_weight(panels * groups * PANEL * GROUP, weight.options().dtype(at::kByte));
-  Tensor scales = empty_weight(panels * groups * PANEL, weight.options().dtype(at::kFloat));
-  at::parallel_for(0, panels, 8, [&](int64_t begin, int64_t end) {
-    kernels().pack_int8[type](weight.data_ptr(), codes.data_ptr<uint8_t>(), scales.data_ptr<float>(), weight.size(0),
-                              weight.size(1), begin, end);
-  });
-  return {codes, scales};
-}
-
-Tensor int8_linear(const Tensor& x, const Tensor& codes, const Tensor& scales, const std::optional<Tensor>& bias,
-                   int64_t outputs) {
-  const int type = type_of(x, "x");
-  const int64_t depth = x.size(-1), rows = depth ? x.numel() / depth : 0;
-  const int64_t panels = (outputs + PANEL - 1) / PANEL, groups = (depth + GROUP - 1) / GROUP;
-  TORCH_CHECK(x.is_contiguous() && codes.numel() == panels * groups * PANEL * GROUP &&
-                  scales.numel() == panels * groups * PANEL,
-              "x must be dense and match the packed weight in depth");
-  if (bias) check_dense(*bias, at::kFloat, {panels * PANEL}, "bias, padded to whole panels,");
-  auto sizes = x.sizes().vec();
-  sizes.back() = outputs;
-  Tensor out = at::empty(sizes, x.options());
-  const Tensor x_codes = at::empty({rows * groups * GROUP}, x.options().dtype(at::kChar));
-  const Tensor x_scales = at::empty({rows * groups}, x.options().dtype(at::kFloat));
-  const Tensor sums = at::empty({rows * groups}, x.options().dtype(at::kInt));
-  at::parallel_for(0, rows, grain(depth), [&](int64_t begin, int64_t end) {
-    kernels().quantize[type](x.data_ptr(), x_codes.data_ptr<int8_t>(), x_scales.data_ptr<float>(),
-                             sums.data_ptr<int32_t>(), depth, begin, end);
-  });
-  const Int8Args a{x_codes.data_ptr<int8_t>(), x_scales.data_ptr<float>(), sums.data_ptr<int32_t>(),
-                   codes.data_ptr<uint8_t>(), scales.data_ptr<float>(), bias ? bias->data_ptr<float>() : nullptr,
-                   out.data_ptr(), rows, groups, outputs};
-  in_ranges(panels, [&](int64_t begin, int64_t end) { kernels().int8_linear[type](a, begin, end); },
-            rows * depth * outputs);
-  return out;
-}
-
 TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.def("pack_linear(Tensor weight) -> Tensor");
   m.def("packed_linear(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor");
@@ -160,8 +118,6 @@ TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.def("block_linear(Tensor x, Tensor blocks, int kind, Tensor? bias, int outputs) -> Tensor");
   m.def("round_rows(Tensor x, bool wide) -> Tensor");
   m.def("expand_rows(Tensor raw, Tensor rows, int kind) -> Tensor");
-  m.def("pack_int8(Tensor weight) -> (Tensor, Tensor)");
-  m.def("int8_linear(Tensor x, Tensor codes, Tensor scales, Tensor? bias, int outputs) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(outrider, CPU, m) {
@@ -171,8 +127,6 @@ TORCH_LIBRARY_IMPL(outrider, CPU, m) {
   m.impl("block_linear", block_linear);
   m.impl("round_rows", round_rows);
   m.impl("expand_rows", expand_rows);
-  m.impl("pack_int8", pack_int8);
-  m.impl("int8_linear", int8_linear);
 }
 
 }  // namespace outrider

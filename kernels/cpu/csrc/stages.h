@@ -14,37 +14,31 @@ constexpr int64_t WORK_PER_NUMBER = 4;  // cost of a number of a norm, rotation 
 // Some outputs of a weight, in one layout, without a bias.
 struct WeightPart {
   const char* packed;
-  const float* scales;  // of int8_linear, otherwise null
   Function<const LinearArgs&, int64_t, int64_t> function;  // null for integer products, where it depends on the rows
   int64_t kind, outputs, bytes;  // bytes of a panel
   enum { AS_IT_IS, NARROW, WIDE } input;  // x, or its rows from round_rows()
   int64_t panels() const { return (outputs + PANEL - 1) / PANEL; }
 };
 
-// A weight with its parts one below the next; each part of int8_linear is a whole weight.
+// A weight with its parts one below the next.
 struct Weight {
   std::vector<WeightPart> parts;
   int64_t outputs = 0, depth = 0;
-  bool int8() const { return parts[0].scales; }
-  bool rounds() const { return int8() || reads(WeightPart::NARROW) || reads(WeightPart::WIDE); }
+  bool rounds() const { return reads(WeightPart::NARROW) || reads(WeightPart::WIDE); }
   bool reads(int input) const {
     return std::any_of(parts.begin(), parts.end(), [=](const WeightPart& part) { return part.input == input; });
   }
 };
 
-// packed: the codes of int8_linear with their `scales`; with empty scales, blocks of block_linear or, if the kind is
-// negative, panels of packed_linear. That operation checks them, on no rows of `like`'s type.
-inline WeightPart part_of(const Tensor& packed, int64_t kind, const Tensor& scales, int64_t outputs, int64_t depth,
-                    const Tensor& like) {
+// packed: blocks of block_linear or, if the kind is negative, panels of packed_linear. That operation checks them, on
+// no rows of `like`'s type.
+inline WeightPart part_of(const Tensor& packed, int64_t kind, int64_t outputs, int64_t depth, const Tensor& like) {
   const int type = type_of(like, "inputs");
   const Tensor none = at::empty({0, depth}, like.options());
   const int64_t panels = (outputs + PANEL - 1) / PANEL, plain = kind & ~ROUNDED;
-  WeightPart part{static_cast<const char*>(packed.data_ptr()), nullptr, nullptr, plain, outputs,
+  WeightPart part{static_cast<const char*>(packed.data_ptr()), nullptr, plain, outputs,
                   int64_t(packed.nbytes()) / panels, WeightPart::AS_IT_IS};
-  if (scales.numel()) {
-    int8_linear(none, packed, scales, std::nullopt, outputs);
-    part.scales = scales.data_ptr<float>();
-  } else if (kind >= 0) {
+  if (kind >= 0) {
     block_linear(none, packed, kind, std::nullopt, outputs);
     if (kind & ROUNDED) part.input = rounds_wide(plain) ? WeightPart::WIDE : WeightPart::NARROW;
     else part.function = kernels().block_linear[type][plain];
@@ -54,22 +48,14 @@ inline WeightPart part_of(const Tensor& packed, int64_t kind, const Tensor& scal
   }
   return part;
 }
-inline Weight weight_of(const Tensor& packed, int64_t kind, const Tensor& scales, int64_t outputs, int64_t depth,
-                        const Tensor& like) {
-  return {{part_of(packed, kind, scales, outputs, depth, like)}, outputs, depth};
+inline Weight weight_of(const Tensor& packed, int64_t kind, int64_t outputs, int64_t depth, const Tensor& like) {
+  return {{part_of(packed, kind, outputs, depth, like)}, outputs, depth};
 }
 
-// The rounded input of int8_linear and of integer products of blocks.
+// The rounded input of integer products of blocks.
 struct RoundedInput {
-  std::vector<int8_t> codes;
-  std::vector<float> scales;
-  std::vector<int32_t> sums;
   std::vector<char> blocks[2];  // from round_rows(), narrow and wide
   void reserve(int64_t rows, const Weight& w) {
-    const int64_t groups = w.int8() ? (w.depth + GROUP - 1) / GROUP : 0;
-    codes.resize(std::max<size_t>(codes.size(), rows * groups * GROUP));
-    scales.resize(std::max<size_t>(scales.size(), rows * groups));
-    sums.resize(std::max<size_t>(sums.size(), rows * groups));
     for (const bool wide : {false, true})
       if (w.reads(wide ? WeightPart::WIDE : WeightPart::NARROW))
         blocks[wide].resize(std::max<size_t>(blocks[wide].size(), rows * rounded_bytes(w.depth, wide)));
@@ -94,11 +80,40 @@ class Stages {
   // Makes later products prefetch these lines with their weights; null: none.
   void prefetch_during(CachePrefetch* prefetch) { prefetch_ = prefetch; }
 
-  // out = x times the weight. `next`: the following product; a member prefetches the start of its share of it.
+  // out = x times the weight. `next`: the following product; a member prefetches the start of its share of it. A member
+  // does its share of one part after the next: parts write separate outputs, so no member waits in between.
   void product(const void* x, const Weight& w, void* out, const Weight* next) const {
-    const int64_t work = rows_ * w.depth * w.outputs;
-    if (w.int8()) int8_product(x, w, out, work);
-    else product_of_parts(x, w, out, work);
+    for (const bool wide : {false, true}) {
+      if (!w.reads(wide ? WeightPart::WIDE : WeightPart::NARROW)) continue;
+      const auto round = [&](int64_t begin, int64_t end) {
+        kernels().round_rows[type_][wide](x, rounded_.blocks[wide].data(), w.depth, begin, end);
+      };
+      member_.run_ranges(rows_, round, rows_ * w.depth * WORK_PER_NUMBER);
+    }
+    const int64_t shares = member_.shards();
+    const auto share = [&](int64_t begin, int64_t end) {
+      char* to = static_cast<char*>(out);
+      for (const WeightPart& part : w.parts) {
+        const bool wide = part.input == WeightPart::WIDE, as_it_is = part.input == WeightPart::AS_IT_IS;
+        const LinearArgs a{as_it_is ? x : rounded_.blocks[wide].data(),
+                           part.packed,
+                           nullptr,
+                           to,
+                           as_it_is ? w.depth : rounded_bytes(w.depth, wide),
+                           rows_,
+                           even_row_group(rows_, part.panels(), shares),
+                           w.depth,
+                           part.outputs,
+                           part.panels(),
+                           w.outputs,
+                           prefetch_};
+        const int64_t items = a.panels * ((rows_ + a.row_group - 1) / a.row_group);
+        const auto function = part.function ? part.function : int_block_product(type_, part.kind, rows_);
+        function(a, items * begin / shares, items * end / shares);
+        to += part.outputs * (type_ ? 2 : 4);
+      }
+    };
+    member_.run_ranges(shares, share, rows_ * w.depth * w.outputs);
     if (next) prefetch_start(*next);
   }
 
@@ -169,54 +184,6 @@ class Stages {
     const char* from = part.packed + panels * member_.shard() / member_.shards() * part.bytes;
     const char* end = std::min(from + PREFETCH_BYTES, part.packed + panels * part.bytes);
     for (; from < end; from += 64) __builtin_prefetch(from, 0, 2);
-  }
-
-  // A member does its share of one part after the next: parts write separate outputs, so no member waits in between.
-  void product_of_parts(const void* x, const Weight& w, void* out, int64_t work) const {
-    for (const bool wide : {false, true}) {
-      if (!w.reads(wide ? WeightPart::WIDE : WeightPart::NARROW)) continue;
-      const auto round = [&](int64_t begin, int64_t end) {
-        kernels().round_rows[type_][wide](x, rounded_.blocks[wide].data(), w.depth, begin, end);
-      };
-      member_.run_ranges(rows_, round, rows_ * w.depth * WORK_PER_NUMBER);
-    }
-    const int64_t shares = member_.shards();
-    const auto share = [&](int64_t begin, int64_t end) {
-      char* to = static_cast<char*>(out);
-      for (const WeightPart& part : w.parts) {
-        const bool wide = part.input == WeightPart::WIDE, as_it_is = part.input == WeightPart::AS_IT_IS;
-        const LinearArgs a{as_it_is ? x : rounded_.blocks[wide].data(),
-                           part.packed,
-                           nullptr,
-                           to,
-                           as_it_is ? w.depth : rounded_bytes(w.depth, wide),
-                           rows_,
-                           even_row_group(rows_, part.panels(), shares),
-                           w.depth,
-                           part.outputs,
-                           part.panels(),
-                           w.outputs,
-                           prefetch_};
-        const int64_t items = a.panels * ((rows_ + a.row_group - 1) / a.row_group);
-        const auto function = part.function ? part.function : int_block_product(type_, part.kind, rows_);
-        function(a, items * begin / shares, items * end / shares);
-        to += part.outputs * (type_ ? 2 : 4);
-      }
-    };
-    member_.run_ranges(shares, share, work);
-  }
-
-  void int8_product(const void* x, const Weight& w, void* out, int64_t work) const {
-    RoundedInput& to = rounded_;
-    const auto round = [&](int64_t begin, int64_t end) {
-      kernels().quantize[type_](x, to.codes.data(), to.scales.data(), to.sums.data(), w.depth, begin, end);
-    };
-    member_.run_ranges(rows_, round, rows_ * w.depth * WORK_PER_NUMBER);
-    const WeightPart& part = w.parts[0];
-    const Int8Args a{to.codes.data(), to.scales.data(), to.sums.data(), reinterpret_cast<const uint8_t*>(part.packed),
-                     part.scales, nullptr, out, rows_, (w.depth + GROUP - 1) / GROUP, w.outputs};
-    const auto share = [&](int64_t begin, int64_t end) { kernels().int8_linear[type_](a, begin, end); };
-    member_.run_ranges(part.panels(), share, work);
   }
 
   TeamMember& member_;

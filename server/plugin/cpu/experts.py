@@ -18,7 +18,7 @@ def register() -> None:
     from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
 
     must_take.replace(UnquantizedFusedMoEMethod, "process_weights_after_loading", _pack)
-    must_take.replace(UnquantizedFusedMoEMethod, "apply", _apply)
+    must_take.replace(UnquantizedFusedMoEMethod, "apply", apply_experts)
 
 
 def _pack(self: Any, layer: Any) -> None:
@@ -29,10 +29,11 @@ def _pack(self: Any, layer: Any) -> None:
         products.append([pack(each, None if bias is None else bias[e]) for e, each in enumerate(weight.data)])
         weight.data = weight.data.new_empty(0)
     layer.packed_experts = list(zip(*products, strict=True))
-    layer.between = _activation(layer.moe_runner_config)
+    layer.between = activation_of(layer.moe_runner_config)
 
 
-def _activation(config: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+def activation_of(config: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the function between the products of SGLang's experts."""
     if config.is_gated and not config.apply_router_weight_on_input:
         if config.activation == "silu" and config.gemm1_alpha is not None:
             return partial(_clamped, alpha=config.gemm1_alpha, limit=config.gemm1_clamp_limit)
@@ -47,7 +48,9 @@ def _clamped(x: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
     return gate * sigmoid(gate * alpha) * (up + 1)
 
 
-def _apply(self: Any, layer: Any, dispatch_output: Any) -> Any:
+def apply_experts(self: Any, layer: Any, dispatch_output: Any) -> Any:
+    """Return the sum of the chosen experts' outputs. A row's are added in the order of its choice, so that they depend
+    on no other row."""
     from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
 
     weights, ids, _ = dispatch_output.topk_output

@@ -7,9 +7,9 @@ import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from outrider.kernels import fused
-from outrider.kernels.int8 import Int8Weight, Weight, multiply, pack_int8
-from outrider.kernels.linear import PackedWeight, pack
+from outrider.kernels.linear import pack
 from outrider.kernels.pointwise import sigmoid
+from outrider.kernels.weights import Weight, multiply, pack_int8
 
 from .. import must_take
 from ..config import PluginConfig
@@ -24,7 +24,7 @@ HEADS = (
 """Classes of heads that are plain matrices."""
 GATED = "sglang.kernels.ops.elementwise.elementwise._launch_fused_gate_sigmoid_mul"
 """Triton's launch for experts that all tokens share (Qwen2 MoE)."""
-Prepare = Callable[[torch.Tensor], PackedWeight | Int8Weight]
+Prepare = Callable[[torch.Tensor], Weight]
 
 
 def register() -> None:
@@ -133,9 +133,6 @@ def _rope(
         return self.forward_native(positions, query, key, offsets, fused_set_kv_buffer_arg)
     tokens = positions.shape[0]
     fused.rope(
-        query.view(tokens, -1, self.head_size),
-        key.view(tokens, -1, self.head_size),
-        positions,
-        self.cos_sin_cache,
+        query.view(tokens, -1, self.head_size), key.view(tokens, -1, self.head_size), positions, self.cos_sin_cache
     )
     return query, key

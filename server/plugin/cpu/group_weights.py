@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from outrider.kernels.blocks import group_blocks, pack_blocks
-from outrider.kernels.int8 import multiply
+from outrider.kernels.weights import multiply
 
 from ..config import PluginConfig
 

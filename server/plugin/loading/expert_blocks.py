@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from sglang.srt.layers.quantization.base_config import FusedMoEMethodBase
 
-from outrider.kernels.experts import run_experts
-
+from ..cpu.experts import activation_of, apply_experts
 from .gguf_weights import GgufWeights
 
 PARTS = ("gate_up_proj", "down_proj")
@@ -14,10 +13,9 @@ PARTS = ("gate_up_proj", "down_proj")
 
 
 class BlockExperts(FusedMoEMethodBase):
-    """SGLang's layer of experts, with a product for each chosen expert over the rows that chose it.
+    """SGLang's layer of experts, with a product for each chosen expert over the rows that chose it."""
 
-    A row's outputs are added in the order of its choice, so that they depend on no other row.
-    """
+    apply = apply_experts
 
     def __init__(self, weights: GgufWeights, prefix: str) -> None:
         self.weights, self.prefix = weights, prefix
@@ -44,21 +42,10 @@ class BlockExperts(FusedMoEMethodBase):
         self.experts, self.dtype = num_experts, params_dtype
 
     def create_moe_runner(self, layer: Any, moe_runner_config: Any) -> None:
-        if moe_runner_config.activation != "silu" or moe_runner_config.apply_router_weight_on_input:
-            raise ValueError("experts from a GGUF file must be like Qwen3's: gated by SiLU, weighted at the end")
+        layer.between = activation_of(moe_runner_config)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         layer.packed_experts = [
-            tuple(
-                self.weights.prepared(f"{self.prefix}.{i}.{part}", self.dtype) for part in ("gate_up_proj", "down_proj")
-            )
+            tuple(self.weights.prepared(f"{self.prefix}.{i}.{part}", self.dtype) for part in PARTS)
             for i in range(self.experts)
         ]
-
-    def apply(self, layer: Any, dispatch_output: Any) -> Any:
-        from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
-
-        weights, ids, _ = dispatch_output.topk_output
-        return StandardCombineInput(
-            hidden_states=run_experts(dispatch_output.hidden_states, weights, ids, layer.packed_experts)
-        )

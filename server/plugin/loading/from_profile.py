@@ -24,6 +24,12 @@ CALIBRATION = "calibration.json"
 """File in a learned drafter's folder with its own calibration, which replaces the profile's."""
 
 
+def measured_profile(config: PluginConfig) -> store.Profile | None:
+    """Return the server's profile; None where there is none. Raises ValueError for an unreadable one."""
+    folder = Path(config.profile)
+    return store.read(folder) if (folder / store.PROFILE).is_file() else None
+
+
 def load_plan(config: PluginConfig, learned: str = "") -> tuple[Planner, CalibrationTable | None]:
     """Return planner and calibration; without a profile costs are unknown, and every draft is verified. learned: folder
     of the drafter that serves in place of the configured one."""
@@ -31,9 +37,8 @@ def load_plan(config: PluginConfig, learned: str = "") -> tuple[Planner, Calibra
         return VerifyAll(), None
     if not registry.find(config.planner).needs_profile:
         return registry.make(config.planner, gamma=config.longest, threshold=config.threshold), None
-    if not (Path(config.profile) / store.PROFILE).is_file():
+    if (profile := measured_profile(config)) is None:
         return VerifyAll(), None
-    profile = store.read(Path(config.profile))
     learned_calibration = Path(learned) / CALIBRATION
     fitted = learned_calibration if learned and learned_calibration.is_file() else profile.calibration
     calibration = load_calibration(fitted, config.longest) if fitted else None
@@ -48,13 +53,12 @@ def load_plan(config: PluginConfig, learned: str = "") -> tuple[Planner, Calibra
 
 def load_prefills(config: PluginConfig) -> tuple[PrefillPoint, ...]:
     """Return measured chunks of prompts; none where the profile is missing or unreadable."""
-    if not (Path(config.profile) / store.PROFILE).is_file():
-        return ()
     try:
-        return store.read(Path(config.profile)).prefills
+        profile = measured_profile(config)
     except ValueError as error:
         logger.warning("times of prompts are learnt while serving them: %s", error)
         return ()
+    return () if profile is None else profile.prefills
 
 
 def load_calibration(path: Path, longest: int) -> CalibrationTable:
@@ -77,17 +81,16 @@ def plan_again(plan_by: Callable[[Planner, CalibrationTable | None], None], conf
 def load_round_cost(config: PluginConfig) -> RoundCost:
     """Return the costs of rounds of block diffusion; without a profile they are learned while serving."""
     assert config.diffusion is not None
-    known = (Path(config.profile) / store.PROFILE).is_file()
-    return RoundCost(store.read(Path(config.profile)).cost() if known else None, config.diffusion.block_size)
+    profile = measured_profile(config)
+    return RoundCost(None if profile is None else profile.cost(), config.diffusion.block_size)
 
 
 def load_graphs(config: PluginConfig) -> dict[bool, DraftGraph]:
     """Return draft graphs by whether a request is sampled; without a profile the same untuned graph for both."""
     assert config.diffusion is not None
-    if not (Path(config.profile) / store.PROFILE).is_file():
+    if (profile := measured_profile(config)) is None:
         untuned = untuned_graph(config.diffusion.block_size, config.step_tokens)
         return {False: untuned, True: untuned}
-    profile = store.read(Path(config.profile))
     if profile.graphs is None:
         raise ValueError(f"profile {profile.name} has no draft graphs; measure anew: outrider tune")
     graphs = by_temperature(json.loads(profile.graphs.read_text()))

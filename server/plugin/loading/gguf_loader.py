@@ -18,7 +18,6 @@ from sglang.srt.model_loader.loader import DefaultModelLoader, _initialize_model
 from sglang.srt.model_loader.utils import set_default_torch_dtype
 
 from outrider.kernels.cpu import native
-from outrider.kernels.int8 import multiply
 
 from ..config import PluginConfig
 from ..cpu.fused_ops import apply_linear
@@ -106,6 +105,8 @@ class BlocksConfig(QuantizationConfig):
 class BlockLinear(LinearMethodBase):
     """A linear layer that multiplies with the file's blocks; `layer.packed` as in all our layers."""
 
+    apply = apply_linear
+
     def __init__(self, weights: GgufWeights, prefix: str) -> None:
         self.weights, self.prefix = weights, prefix
 
@@ -127,12 +128,11 @@ class BlockLinear(LinearMethodBase):
     def process_weights_after_loading(self, layer: Any) -> None:
         layer.packed = self.weights.prepared(self.prefix, self.dtype)
 
-    def apply(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return apply_linear(self, layer, x, bias)
-
 
 class BlockEmbedding(QuantizeMethodBase):
     """An embedding that reads rows from the file's blocks, or a head that multiplies with them, or both."""
+
+    apply = apply_linear
 
     def __init__(self, weights: GgufWeights, prefix: str, head: bool) -> None:
         self.weights, self.prefix, self.head = weights, prefix, head
@@ -157,10 +157,6 @@ class BlockEmbedding(QuantizeMethodBase):
 
     def embedding(self, layer: Any, ids: torch.Tensor) -> torch.Tensor:
         return layer.rows[ids].to(self.dtype)
-
-    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        out = multiply(x, layer.packed)
-        return out if bias is None else out.add_(bias)
 
 
 def _check(weights: GgufWeights, name: str, shape: list[int]) -> None:

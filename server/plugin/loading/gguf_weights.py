@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from outrider.kernels.blocks import KINDS, BlockRows, BlockWeight, expand, pack_blocks
-from outrider.kernels.int8 import StackedWeight, stack
+from outrider.kernels.blocks import KINDS, BlockRows, expand, pack_blocks
 from outrider.kernels.linear import PackedWeight, pack
+from outrider.kernels.weights import Weight, stack
 
 from ..layer_names import FUSED
 
@@ -91,7 +91,7 @@ class GgufWeights:
             return floats - stored.added if stored.added else floats
         return expand(raw, stored.kind, *stored.shape)
 
-    def prepared(self, layer: str, dtype: torch.dtype) -> BlockWeight | PackedWeight | StackedWeight:
+    def prepared(self, layer: str, dtype: torch.dtype) -> Weight:
         """Return a layer's weight for our products: in blocks, parts of several kinds each in its own; floats as
         `dtype`."""
         names = self.parts(layer)
@@ -99,7 +99,7 @@ class GgufWeights:
         prepared = [self._prepared(kind, run, dtype) for kind, run in runs]
         return stack(prepared) if len(prepared) > 1 else prepared[0]
 
-    def _prepared(self, kind: str, names: list[str], dtype: torch.dtype) -> BlockWeight | PackedWeight:
+    def _prepared(self, kind: str, names: list[str], dtype: torch.dtype) -> PackedWeight:
         if kind not in KINDS:
             logger.info("%s (%s): expanded to %s", ", ".join(names), kind, str(dtype).removeprefix("torch."))
             return pack(torch.cat([self.expanded(name).to(dtype) for name in names]))

@@ -4,13 +4,13 @@ import gzip
 from pathlib import Path
 
 import pytest
+from records import read_record
 from running import ONE_THREAD, run_forked
 from small_target import SmallTarget
 from tiny_diffusion import TinyDiffusion
 
 from outrider.kernels.cache import cache_root
 from outrider.profiles import store
-from outrider.server.bench import record
 
 
 @pytest.mark.server
@@ -24,7 +24,7 @@ def test_steps_prints_the_ratio_of_every_shape(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     rows = [line.split() for line in done.stdout.splitlines()[1:]]
     assert [row[0] for row in rows] == ["1x1", "2x3"]
-    measured = record.read(tmp_path / "steps.json")["results"]
+    measured = read_record(tmp_path / "steps.json")["results"]
     for shape, *columns, ratio, _ in (row[:6] for row in rows):
         step, plain, ours = (measured[shape][arm][0] for arm in ("step", "torch", "ours"))
         assert min(map(float, columns)) > 0
@@ -53,7 +53,7 @@ def test_arms_on_an_engine_without_a_profile(tmp_path: Path, small_target: Small
     assert f"Profile {folder.name}: " in done.stderr
     assert "answers that differ between arms: 0" in done.stdout
     assert "| verify all |" in done.stdout
-    measured = record.read(written)
+    measured = read_record(written)
     assert measured["weights"]["target"] == measured["engine"]["target"] != ""
     assert list(measured["results"]) == ["1", "2"]
     for arms in measured["results"].values():
@@ -86,7 +86,7 @@ def test_every_arm_of_a_block_diffusion_model(tmp_path: Path, request: pytest.Fi
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert "answers that differ between arms: 0" in done.stdout
-        arms = {arm: run["counts"] for arm, [run] in record.read(tmp_path / "found.json")["results"]["1"].items()}
+        arms = {arm: run["counts"] for arm, [run] in read_record(tmp_path / "found.json")["results"]["1"].items()}
         assert list(arms) == ["off", "D=0", "D=1", "D=2", "D=3", "planned"]
         assert arms["off"]["tau"] == arms["D=0"]["tau"] <= arms["D=3"]["tau"]
         drafted = [arms[f"D={states}"]["drafted"] / arms[f"D={states}"]["request_forwards"] for states in range(4)]

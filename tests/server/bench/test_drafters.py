@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from records import read_record
 from tiny_drafters import DFLASH, DIFFUSION, TINY, make_diffusion, make_model, save_target
 
 from outrider.drafters.block.checkpoint import save_compact
-from outrider.server.bench import record
 from outrider.server.cli.main import main
 
 DRAFTERS = ("dspark", "dflash", "diffusion, 1 step", "diffusion, 2 steps")
@@ -37,7 +37,7 @@ def test_drafters_are_compared_on_the_same_answers(
     drafters = [str(folder / name) for name in ("dspark", "dflash", "diffusion")]
     assert bench(folder, *drafters, "--answers", str(tmp_path / "answers"), *outputs) == 0
     table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| d")]
-    counts = record.read(tmp_path / "counts.json")["results"]
+    counts = read_record(tmp_path / "counts.json")["results"]
     names = [f"{drafter}, words, T={temperature}" for temperature in (0, 1) for drafter in DRAFTERS]
     assert list(counts) == names
     for line, (name, drafted) in zip(table, counts.items(), strict=True):
@@ -47,7 +47,7 @@ def test_drafters_are_compared_on_the_same_answers(
         assert all(kept <= tried for kept, tried in zip(drafted["kept"], drafted["tried"], strict=True))
     assert len(list((tmp_path / "answers").iterdir())) == 2
     assert bench(folder, *drafters, "--answers", str(tmp_path / "answers"), "--anchors", "all", *outputs) == 0
-    everywhere = record.read(tmp_path / "counts.json")["results"]
+    everywhere = read_record(tmp_path / "counts.json")["results"]
     for name, drafted in everywhere.items():
         assert drafted["tried"][0] == everywhere[f"dspark, words, {name[-3:]}"]["tried"][0] >= counts[name]["tried"][0]
     assert main(["simulate", "--acceptance", str(tmp_path / "counts.json"), "--concurrency", "1", "--steps", "10"]) == 0

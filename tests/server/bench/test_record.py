@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from records import read_record
 from refusals import refuses
 
 from outrider.profiles.fingerprint import cpu_name, folder_digest
@@ -25,7 +26,7 @@ def test_a_record_names_its_conditions(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "argv", ["/x/bin/outrider", "bench", "micro", "plan", "--only", "two words"])
     record.write(None, "micro plan", {})
     record.write(tmp_path / "a.json", "micro plan", {"case": Times([1.5])}, weights={"drafter": drafter}, requests=3)
-    written = record.read(tmp_path / "a.json")
+    written = read_record(tmp_path / "a.json")
     assert written["results"] == {"case": {"milliseconds": [1.5]}}
     assert written["command"] == "outrider bench micro plan --only 'two words'"
     assert written["machine"]["device"] == cpu_name()
@@ -40,7 +41,7 @@ def test_a_record_names_its_conditions(tmp_path: Path, monkeypatch: pytest.Monke
 )
 def test_other_files_are_no_records(text: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
-    refuses(reason, record.read, tmp_path / "a.json")
+    refuses(reason, read_record, tmp_path / "a.json")
 
 
 def test_acceptance_is_found_at_any_depth() -> None:

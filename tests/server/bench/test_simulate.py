@@ -11,10 +11,10 @@ import pytest
 import script
 from ablation import PLANNERS, SITUATIONS, WITHOUT, change
 from profile_samples import profile
+from records import read_record
 
 from outrider.profiles import store
 from outrider.scheduler.planner import Asynchronous
-from outrider.server.bench import record
 from outrider.server.bench.replay import Positions
 from outrider.server.bench.simulated import make_planner
 from outrider.server.cli.main import main
@@ -26,7 +26,7 @@ def test_it_compares_planners(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main([*QUICK, "--json", str(tmp_path / "rows.json")]) == 0
     names = ["verify-all", "threshold", "synchronous", "asynchronous"]
     table = capsys.readouterr().out.splitlines()
-    rows = record.read(tmp_path / "rows.json")["results"]
+    rows = read_record(tmp_path / "rows.json")["results"]
     assert [(row["requests"], row["planner"]) for row in rows] == [(size, name) for size in (1, 16) for name in names]
     assert table[0].split() == ["machine", "requests", *names]
     for line, start in zip(table[1:], (0, 4), strict=True):
@@ -51,7 +51,7 @@ def test_costs_of_a_profile_and_counts_of_the_benchmark(tmp_path: Path) -> None:
     words = ["--profile", str(tmp_path / "epyc"), "--acceptance", str(counts), "--planners", "verify-all"]
     words += ["--concurrency", "2", "--prompt", "10", "--steps", "1000", "--output", "300"]
     assert main([*QUICK, *words, "--json", str(tmp_path / "rows.json")]) == 0
-    [row] = record.read(tmp_path / "rows.json")["results"]
+    [row] = read_record(tmp_path / "rows.json")["results"]
     cost, context = profile().cost(), 2 * (10 + 150)
     plain, verified = cost.seconds(2, np.array([2, 6]), context)  # the third position was never verified
     expected = (1 + 0.5 + 0.5 * 0.4) * plain / (verified + cost.draft_seconds(2))
@@ -64,7 +64,7 @@ def test_it_ablates_every_mechanism_in_every_situation(tmp_path: Path, capsys: p
     words = ["--recorded", str(tmp_path / "made.npz"), "--profile", str(tmp_path / "epyc")]
     words += ["--concurrency", "2", "--steps", "20", "--resamples", "1", "--json", str(tmp_path / "ablation.json")]
     assert script.main(ablation, words) == 0
-    results = record.read(tmp_path / "ablation.json")["results"]
+    results = read_record(tmp_path / "ablation.json")["results"]
     assert set(results) == set(SITUATIONS)
     assert all(set(arms) == {*PLANNERS, *WITHOUT} for arms in results.values())
     table = capsys.readouterr().out

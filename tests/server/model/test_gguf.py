@@ -13,10 +13,10 @@ from gguf_models import LLAMA_3, LLAMA_3_FACTORS, MODELS, PROMPT, logprobs
 from refusals import refuses
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from outrider.kernels.blocks import KINDS, BlockRows, BlockWeight
+from outrider.kernels.blocks import KINDS, BlockRows
 from outrider.kernels.cpu import native
-from outrider.kernels.int8 import StackedWeight, multiply
-from outrider.kernels.linear import pack, packed_linear
+from outrider.kernels.linear import PackedWeight, pack, packed_linear
+from outrider.kernels.weights import StackedWeight, multiply
 from outrider.server.model import gguf_architectures, gguf_model, target
 from outrider.server.plugin.loading.gguf_weights import FLOATS, GgufWeights
 
@@ -73,7 +73,7 @@ def test_products_have_the_bits_of_expanded_weights(tmp_path: Path, dtype: torch
         ours = weights.prepared(layer, dtype)
         whole = torch.cat([expected[name] for name in weights.parts(layer)]).to(dtype)
         several = bool(kinds) and layer.endswith(("qkv_proj", "gate_up_proj"))
-        assert isinstance(ours, StackedWeight if several else BlockWeight)
+        assert isinstance(ours, StackedWeight) if several else isinstance(ours, PackedWeight) and ours.kind >= 0
         x = torch.randn(5, whole.shape[1], generator=torch.Generator().manual_seed(3)).to(dtype)
         assert torch.equal(multiply(x, ours), packed_linear(x, pack(whole))), layer
 

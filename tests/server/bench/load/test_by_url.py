@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from aiohttp import web
+from records import read_record
 from small_openai import SmallServer, answer, begun, load, send
 
 from outrider.server import pictures
-from outrider.server.bench import record, remote
+from outrider.server.bench import remote
 from outrider.server.bench.load import arrivals, report, scenario
 from outrider.server.bench.load.generate import Record
 from outrider.server.bench.load.scenario import Bursts, Objectives, Rate
@@ -92,7 +93,7 @@ def test_open_loop_does_not_wait_for_answers(tmp_path: Path, capsys: pytest.Capt
     assert code == 0
     assert len(server.asked) == 15
     assert all(body["max_tokens"] == 3 and body["stream"] for body in server.asked)
-    [[measured]] = record.read(results)["results"]["10"].values()
+    [[measured]] = read_record(results)["results"]["10"].values()
     assert (measured["asked"], measured["whole"], measured["good"]) == (10, 10, 0.0)  # TPOT is 50 ms
     assert 0.8 <= measured["ttft"]["p50"] < 1.2
     assert 0.04 < measured["tpot"]["p50"] < 0.1
@@ -155,7 +156,7 @@ def test_an_interrupted_load_is_kept(sent: signal.Signals, tmp_path: Path, capsy
     finally:
         signal.signal(signal.SIGINT, before)
     assert code == 130
-    [(_, [measured])] = record.read(written)["results"]["1"].items()
+    [(_, [measured])] = read_record(written)["results"]["1"].items()
     assert (measured["load"], measured["failures"]) == (1, {})
     assert measured["whole"] > 0
     assert "tok/s" in shown

@@ -12,9 +12,10 @@ from typing import Any
 import psutil
 import pytest
 from aiohttp import web
+from records import read_record
 from small_openai import Handler, SmallServer, answer, load
 
-from outrider.server.bench import record, server_processes
+from outrider.server.bench import server_processes
 from outrider.server.bench.load import by_url
 
 pytestmark = pytest.mark.usefixtures("childless")
@@ -37,7 +38,7 @@ def test_learners_stop_meanwhile(capsys: pytest.CaptureFixture[str], monkeypatch
             return asked
 
         with SmallServer(noting("plain")) as plain, SmallServer(noting("learns")) as learns:
-            family = {learns.url: server_processes.ServerProcesses({"learner": learner}, 0.0)}
+            family = {learns.url: server_processes.ServerProcesses({"learner": learner})}
             monkeypatch.setattr(server_processes, "of_server", family.get)
             monkeypatch.setattr(by_url, "LEARNER_SECONDS", 0)
             urls = f"plain={plain.url}", f"learns={learns.url}"
@@ -76,7 +77,7 @@ def test_several_servers_take_turns(tmp_path: Path, capsys: pytest.CaptureFixtur
         "slow",
         "fast",
     ]  # the second round begins with slow
-    measured = record.read(written)
+    measured = read_record(written)
     arms = measured["results"]["2"]
     assert [len(arms["fast"]), len(arms["slow"])] == [2, 2]
     ratio = statistics.median(
@@ -119,7 +120,7 @@ def test_every_round_has_new_texts_of_the_same_lengths(tmp_path: Path, capsys: p
     lengths = [len(text.split()) for text in of_one]
     assert lengths[:6] == lengths[6:12] == lengths[15:21]
     assert min(lengths) < 100 < 300 < max(lengths)
-    for [measured, _] in record.read(written)["results"]["30"].values():
+    for [measured, _] in read_record(written)["results"]["30"].values():
         assert measured["level_kept"] == 0.0
         assert len(measured["ttft_by_prompt"]) > 1
     assert "longest" in shown
