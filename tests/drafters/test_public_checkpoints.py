@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from margins import assert_near
-from tiny_drafters import TERMS, TINY, draft_after
+from tiny_drafters import TERMS, TINY, draft_after, make_model
 
 from outrider.drafters.block.checkpoint import load_plain
 from outrider.drafters.block.config import BlockConfig
@@ -94,39 +94,24 @@ def test_every_tensor_finds_its_place_in_its_exact_shape(name: str) -> None:
         load_plain(model, stored)
 
 
-def drafted(drafter: BlockDrafter, other: torch.Tensor) -> Any:
-    """A draft after 40 tokens; the tokens of `other` [40] have changed states."""
-    width = len(drafter.target_layers) * drafter.model.config.hidden_size
-    states, others = torch.randn(2, 40, width, generator=torch.Generator().manual_seed(1))
-    return draft_after(drafter, torch.arange(40), torch.where(other[:, None], others, states))
+def confidence(window: int, changed: int = 0, gamma: int = 4) -> torch.Tensor:
+    """Confidences [gamma] after 40 tokens, of which the first `changed` have other states."""
+    model = make_model(dataclasses.replace(TINY, windows=(window, window), target_layers=(1,)))
+    rows, states, others = torch.randn(3, 96, 32, generator=torch.Generator().manual_seed(1))
+    drafter, place = BlockDrafter(model, embedding=rows, head=rows, gamma=gamma), torch.arange(40)
+    assert drafter.compiled is None
+    return draft_after(drafter, place, torch.where(place[:, None] < changed, others[:40], states[:40])).confidence[0]
 
 
 def test_a_window_hides_earlier_tokens() -> None:
     """Position 40 sees 36 … 40 through a window of five, so no row sees 35."""
-    rows = torch.randn(96, 32, generator=torch.Generator().manual_seed(0))
-    torch.manual_seed(0)
-    model = BlockModel(dataclasses.replace(TINY, windows=(4, 4), target_layers=(1,)))
-    for p in model.parameters():
-        torch.nn.init.normal_(p, mean=float(p.ndim == 1), std=0.3)
-    drafter, place = BlockDrafter(model, embedding=rows, head=rows), torch.arange(40)
-    assert drafter.compiled is None
-    confidence = [drafted(drafter, other).confidence for other in (place < 0, place < 36, place < 37)]
-    assert torch.equal(confidence[0], confidence[1])
-    assert not torch.equal(confidence[0], confidence[2])
+    assert torch.equal(confidence(4), confidence(4, changed=36))
+    assert not torch.equal(confidence(4), confidence(4, changed=37))
 
 
 def test_a_window_hides_later_tokens() -> None:
     """With windows, a block's rows are causal."""
-    config = dataclasses.replace(TINY, windows=(30, 30), target_layers=(1,))
-    torch.manual_seed(0)
-    rows, model = torch.randn(96, 32), BlockModel(config)
-    for p in model.parameters():
-        torch.nn.init.normal_(p, mean=float(p.ndim == 1), std=0.3)
-    short, long = (
-        drafted(BlockDrafter(model, embedding=rows, head=rows, gamma=gamma), torch.zeros(40, dtype=torch.bool))
-        for gamma in (1, 4)
-    )
-    assert_near(short.confidence[:, 0], long.confidence[:, 0], TERMS)
+    assert_near(confidence(30, gamma=1)[0], confidence(30)[0], TERMS)
 
 
 def test_unknown_layers_and_architectures_are_refused() -> None:

@@ -52,7 +52,9 @@ def test_train_learns_survives_a_kill_and_drafts(
     whole = arguments(target_folder, prompts, tmp_path / "whole", "--temperatures", "0", "0.5", "--self-prompts", "4")
     assert train.run(whole) == 0
     rows = check_learned(tmp_path / "whole")
-    assert 1 <= float(rows[-1]["tau"]) < float(rows[-1]["tau, trained on"])
+    held_out, trained_on = ([float(row[name]) for row in rows] for name in ("tau", "tau, trained on"))
+    assert trained_on[-1] > trained_on[0] >= 1
+    assert 1 <= held_out[-1] != trained_on[-1]
 
     class Killed(Exception):
         pass
@@ -100,7 +102,7 @@ def test_train_learns_survives_a_kill_and_drafts(
     folder = tmp_path / "whole" / "drafter"
     drafter = BlockDrafter.load(make_target(target.config, target.embedding, target.head), folder)
     assert drafter.gamma == 4
-    check_what_measuring_finds(drafter, target, folder, prompts)
+    check_what_measuring_finds(drafter, target, folder, prompts, least=1.0)
 
 
 def test_answers_are_written_again_after_a_full_disk(

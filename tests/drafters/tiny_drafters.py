@@ -300,15 +300,16 @@ def check_history_is_forgotten(slots: torch.Tensor, make: Callable[[], Any], rea
                 assert_same_draft(used.propose(drafting), fresh.propose(drafting))
 
 
-def check_what_measuring_finds(drafter: Drafter, target: TargetModel, folder: Path, prompts: Path) -> None:
-    """Check that a trained folder's measured accepted length equals decoding step by step, and shows that it
-    learned."""
+def check_what_measuring_finds(
+    drafter: Drafter, target: TargetModel, folder: Path, prompts: Path, *, least: float = 1.3
+) -> None:
+    """Check that a trained folder's measured accepted length equals decoding step by step, and is at least `least`."""
     prompts.write_text("".join(reversed(prompts.read_text().splitlines(keepends=True))))  # the first ones are held out
     answers = measure.target_answers(target, str(prompts), count=6, new_tokens=20, temperature=0.0, kept=None)
     (measured,) = measure.measure(target, measure.arms_of([folder], [1]), answers)
     read = sequence_features(target, answers, drafter.target_layers, 1)
     assert measured.cycles == sum(len(decode_along(drafter, sequence)[0]) for sequence in read)
-    assert measured.accepted_length > 1.3
+    assert measured.accepted_length >= least
 
 
 def decode_along(drafter: Drafter, s: Sequence) -> tuple[list[int], torch.Tensor]:

@@ -3,7 +3,7 @@
 They are made on the host from a seed, so every machine gets the same.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -130,6 +130,21 @@ def verification(
         "decided": decided, "row_keys": row_keys, "draft_probs": None if q_kind == "point mass" else q, "vocab": vocab,
     }  # fmt: skip
     return (tokens, verify_lens, qo_indptr, request, logits, given), keywords
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    whole = torch.int16 if a.dtype == torch.bfloat16 else torch.int32
+    return a.dtype == b.dtype and torch.equal(a.view(whole), b.view(whole))
+
+
+def check_rows_are_independent(
+    multiply: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, counts: Sequence[int]
+) -> None:
+    """Check that the first rows of x, and the last, have the same bits without the others."""
+    together = multiply(x)
+    for rows in counts:
+        assert same_bits(multiply(x[:rows]), together[:rows]), f"{rows} rows"
+        assert same_bits(multiply(x[-rows:]), together[-rows:]), f"last {rows} rows"
 
 
 def assert_same_bits(layers: list[DecoderLayer], dtype: torch.dtype, batches: dict[str, tuple]) -> None:

@@ -112,40 +112,25 @@ def test_float32_result_does_not_depend_on_the_batch(heads, dim, threads, attent
         assert torch.equal(single[0], together[token]), f"token {token}"
 
 
+BATCHES = {
+    "ragged": ([1, 8, 3, 5, 1, 20], [1, 9, 3, 200, 300, 700]),
+    "a prompt": ([300], [541]),
+    # With enough heads, a position's heads are computed together.
+    **{f"{n} requests": ([1] * n, [1 + 83 * r % 400 for r in range(n)]) for n in (3, 7, 8, 9, 17)},
+}
+
+
 @pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("window", [-1, 100])
-def test_compiled_result_of_a_prompt_does_not_depend_on_its_pieces(dtype, window):
-    q, k, v, batch = ragged_attention([300], [541], dtype=dtype)
-    together = flat_attention(q, k, v, batch, scale=0.125, window=window)
-    for token in range(300):
-        single = flat_attention(q[token, None], k, v, alone(batch, token), scale=0.125, window=window)
-        assert torch.equal(single[0], together[token]), f"token {token}"
-
-
-@pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
-def test_compiled_result_does_not_depend_on_the_threads(set_threads):
-    q, k, v, batch = ragged_attention([1, 8, 3, 5, 1, 20], [1, 9, 3, 200, 300, 700])
-    results = []
+@pytest.mark.parametrize("lens", BATCHES.values(), ids=BATCHES)
+def test_compiled_result_depends_neither_on_the_batch_nor_on_the_threads(lens, window, dtype, set_threads):
+    q, k, v, batch = ragged_attention(*lens, dtype=dtype)
+    set_threads(1)
+    singles = [flat_attention(x[None], k, v, alone(batch, n), scale=0.125, window=window) for n, x in enumerate(q)]
     for threads in (1, 2, 3):
         set_threads(threads)
-        results.append(flat_attention(q, k, v, batch, scale=0.125))
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
-
-
-@pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("requests", [3, 7, 8, 9, 17])
-def test_requests_with_one_query_each_do_not_depend_on_how_many_there_are(requests, dtype, set_threads):
-    """With enough heads, a position's heads are computed together."""
-    kv_lens = [1 + 83 * r % 400 for r in range(requests)]
-    q, k, v, batch = ragged_attention([1] * requests, kv_lens, dtype=dtype)
-    set_threads(2)
-    together = flat_attention(q, k, v, batch, scale=0.125)
-    for token in range(requests):
-        single = flat_attention(q[token, None], k, v, alone(batch, token), scale=0.125)
-        assert torch.equal(single[0], together[token]), f"request {token}"
+        assert torch.equal(flat_attention(q, k, v, batch, scale=0.125, window=window), torch.cat(singles)), threads
 
 
 @PATHS

@@ -1,10 +1,11 @@
 """Weights in blocks: the numbers of the package gguf, and the bits of `packed_linear`."""
 
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
 import torch
+from batches import check_rows_are_independent, same_bits
 from instruction_sets import EACH_SET, before_a_guard
 from margins import assert_near
 from references import reference_block_linear
@@ -59,11 +60,6 @@ def with_scales(blocks: torch.Tensor, kind: str, scales: torch.Tensor) -> None:
 
 def rows_of(count: int, depth: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(count, depth, generator=torch.Generator().manual_seed(count + depth)).to(dtype)
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    whole = torch.int16 if a.dtype == torch.bfloat16 else torch.int32
-    return a.dtype == b.dtype and torch.equal(a.view(whole), b.view(whole))
 
 
 @pytest.mark.parametrize("kind", GGUF_KINDS)
@@ -213,11 +209,9 @@ def test_every_scale(instruction_set, kind):
 @EACH_KIND
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_row_does_not_depend_on_its_batch(kind, dtype):
-    x, weight = rows_of(130, 768, dtype), pack_blocks(random_blocks(kind, 200, 768), kind, 200, 768)
-    together = packed_linear(x, weight)
-    for rows in (0, 1, 2, 3, 4, 5, 6, 7, 13, 64, 97):
-        assert same_bits(packed_linear(x[:rows], weight), together[:rows]), f"{rows} rows"
-        assert same_bits(packed_linear(x[-rows:], weight), together[-rows:]), f"last {rows} rows"
+    weight = pack_blocks(random_blocks(kind, 200, 768), kind, 200, 768)
+    counts = 0, 1, 2, 3, 4, 5, 6, 7, 13, 64, 97
+    check_rows_are_independent(partial(packed_linear, weight=weight), rows_of(130, 768, dtype), counts)
 
 
 @EACH_KIND

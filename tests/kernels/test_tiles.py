@@ -3,12 +3,13 @@
 import ctypes
 import ctypes.util
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from batches import alone, ragged_attention
+from batches import alone, check_rows_are_independent, ragged_attention, same_bits
 from instruction_sets import TILE_SETS
 
 from outrider.kernels.attention import flat_attention
@@ -28,10 +29,6 @@ def weight_and_rows(outputs: int, depth: int, rows: int) -> tuple[torch.Tensor, 
     numbers[torch.rand(numbers.shape, generator=generator) < 0.1] *= 2e-19
     numbers[:, -1] *= 1e-39
     return numbers[:outputs].bfloat16(), numbers[outputs:].bfloat16()
-
-
-def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dtype == b.dtype == torch.bfloat16 and torch.equal(a.view(torch.int16), b.view(torch.int16))
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -116,11 +113,8 @@ def test_a_row_does_not_depend_on_its_batch(instruction_set, outputs, depth, thr
     torch.set_num_threads(threads)
     try:
         for bias in (None, torch.linspace(-1, 1, outputs)):
-            packed = pack(weight, bias)
-            together = packed_linear(x, packed)
-            for rows in (1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 47, 48, 95, 96, 97, 113, 129):
-                assert same_bits(packed_linear(x[:rows], packed), together[:rows]), f"{rows} rows"
-                assert same_bits(packed_linear(x[-rows:], packed), together[-rows:]), f"last {rows} rows"
+            counts = 1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 47, 48, 95, 96, 97, 113, 129
+            check_rows_are_independent(partial(packed_linear, weight=pack(weight, bias)), x, counts)
     finally:
         torch.set_num_threads(before)
 

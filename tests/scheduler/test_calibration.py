@@ -234,3 +234,9 @@ def test_a_missing_case_is_an_error(tmp_path: Path):
     path.write_text(json.dumps(data))
     with pytest.raises(ValueError, match="'seeded, lookup'"):
         CalibrationTable.load(path)
+
+
+def test_a_calibration_names_its_verification_rule(tmp_path: Path):
+    records, path = synthetic(100, 1), tmp_path / "calibration.json"
+    path.write_text(json.dumps(fit_table(records, records, dataset="", verification="block").to_json()))
+    assert CalibrationTable.load(path).verification == "block"

@@ -38,6 +38,12 @@ def test_algorithm_1_finds_the_best_of_all_choices_where_throughput_has_one_peak
     assert throughput(tuple(verify_lens.tolist())) == pytest.approx(best, rel=1e-5)
 
 
+def test_algorithm_1_stops_at_the_first_drop_though_more_would_pay():
+    planner = Synchronous(curve_cost(1, [1.0, 2.0, 2.1, 2.2]))
+    certain = torch.ones(1, 3)
+    assert planner.admit(certain, torch.tensor([3]), planner.budget(view(1, 3))).tolist() == [0]
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_budget_is_the_best_of_the_jagged_curve_of_two_steps_ago(seed):
     rng = np.random.default_rng(seed)

@@ -73,9 +73,9 @@ def test_impossible_sizes_are_refused():
         TokenBuckets(0, 4)
 
 
-@given(BLOCKS, st.integers(0, REQUESTS * GAMMA))
-def test_algorithm_1_token_by_token(block, tokens):
-    survival, seconds = survival_of(torch.tensor(block)), np.linspace(1.0, 2.0, tokens + 1)
+@given(BLOCKS, st.lists(st.floats(0, 0.5), max_size=REQUESTS * GAMMA))
+def test_algorithm_1_token_by_token(block, steps):
+    survival, seconds, tokens = survival_of(torch.tensor(block)), np.cumsum([1.0, *steps]), len(steps)
     brought, admitted = float(len(block)), 0
     for value in np.sort(survival.numpy(), axis=None)[::-1][:tokens].astype(np.float64):
         if value <= 0 or (brought + value) / seconds[admitted + 1] <= brought / seconds[admitted]:
