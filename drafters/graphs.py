@@ -86,8 +86,8 @@ class DraftGraphs:
             )  # fmt: skip
             self._graphs[size] = make(partial(self._with_keys, first, held["seeds"], held["seeded"]))
 
-    def _with_keys(self, batch: DraftBatch, *seeds: torch.Tensor) -> Draft:
-        return self._propose(replace(batch, keys=draft_keys(*seeds, batch.seq_lens, self.gamma)))
+    def _with_keys(self, batch: DraftBatch, seeds: torch.Tensor, seeded: torch.Tensor) -> Draft:
+        return self._propose(replace(batch, keys=draft_keys(seeds, seeded, batch.seq_lens, self.gamma)))
 
     def fits(self, requests: int, page_table: torch.Tensor) -> bool:
         return requests <= self.sizes[-1] and page_table is self._given.page_table
