@@ -148,14 +148,6 @@ def test_a_kill_while_saving_leaves_a_whole_profile(tmp_path: Path) -> None:
         assert store.load("epyc", HERE, [tmp_path]).measured_how.startswith("round")
 
 
-def test_profiles_measured_before_prompts_were_have_none(tmp_path: Path) -> None:
-    path = store.save(profile(), tmp_path, None).folder / store.PROFILE
-    content = json.loads(path.read_text())
-    assert len(content.pop("prefills")) == len(profile().prefills)
-    path.write_text(json.dumps(content))
-    assert store.read(path.parent).prefills == ()
-
-
 def save_on_a_full_disk(root: Path, room: int) -> None:
     """Exits with 0 if saving fails as on a full disk; no file may exceed `room`."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
