@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,9 @@ from learning_process import FAULTS, events, keep, run
 from outrider.drafters import networks
 from outrider.drafters.learning import start
 from outrider.drafters.learning.answers import Answer, AnswerReader, forget
-from outrider.drafters.learning.learner import BISECTIONS
+from outrider.drafters.learning.gate import Patience
+from outrider.drafters.learning.learner import BISECTIONS, READ_AT_ONCE, Learner
+from outrider.drafters.learning.progress import LearnerProgress
 from outrider.drafters.learning.supply import SEGMENTS, Supply
 from outrider.drafters.training.logs import held_out, prompt_name
 from outrider.drafters.training.target import TargetModel
@@ -107,6 +110,38 @@ def test_it_goes_on_after_a_kill_anywhere(
     assert len(seen & {tuple(answer.tokens) for answer in answers}) == 30
     assert not seen & hidden
     assert len(seen) == 30 + 4  # four general answers: three for the gate, two of them for the mixture
+
+
+def test_reading_takes_as_long_as_training_the_newest_answers_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, read = list(range(10 * READ_AT_ONCE)), []
+
+    def slowly(batch: list[int]) -> Any:
+        read.append(batch)
+        until = time.process_time() + 0.01
+        while time.process_time() < until:
+            pass
+        yield len(batch)
+
+    supply = SimpleNamespace(missing=lambda unread: unread, read=slowly, foreign=0, items=[], held_out=[])
+    learner = Learner.__new__(Learner)
+    vars(learner).update(
+        folder=tmp_path, features=tmp_path, made=tmp_path.stat().st_ino, supply=supply,
+        progress=LearnerProgress(tmp_path), reader=SimpleNamespace(read=lambda: answers if not read else []), unread=[], training=None, lineage=[],
+        patience=Patience(), reading=0.0, stepping=0.0, seen=0,
+    )  # fmt: skip
+    monkeypatch.setattr(Learner, "_lacks", lambda self: "")
+    learner._look()
+    assert read == [answers[-READ_AT_ONCE:]]
+    learner._look()
+    assert len(read) == 1
+    learner.stepping = learner.reading + 0.005
+    learner._look()
+    assert len(read) == 2
+    monkeypatch.setattr(Learner, "_lacks", lambda self: "too few answers")
+    learner._look()
+    assert sorted(answer for batch in read for answer in batch) == answers
 
 
 def test_a_refused_candidate_is_not_made_again(folder: Path, command: list[str], answers: list[Answer]) -> None:
