@@ -128,8 +128,8 @@ def test_reading_takes_as_long_as_training_the_newest_answers_first(
     learner = Learner.__new__(Learner)
     vars(learner).update(
         folder=tmp_path, features=tmp_path, made=tmp_path.stat().st_ino, supply=supply,
-        progress=LearnerProgress(tmp_path), reader=SimpleNamespace(read=lambda: answers if not read else []), unread=[], training=None, lineage=[],
-        patience=Patience(), reading=0.0, stepping=0.0, seen=0,
+        progress=LearnerProgress(tmp_path), reader=SimpleNamespace(read=lambda: answers if not read else []),
+        unread=[], training=None, lineage=[], patience=Patience(), reading=0.0, stepping=0.0, seen=0,
     )  # fmt: skip
     monkeypatch.setattr(Learner, "_lacks", lambda self: "")
     learner._look()
