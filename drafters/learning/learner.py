@@ -39,7 +39,7 @@ LEAST_ANSWERS = 24
 GENERAL_EVERY, GENERAL_AFTER_LOSS, GENERAL_LOSS = 4, 2, 0.93
 """One step in GENERAL_EVERY trains on a general answer, or one in GENERAL_AFTER_LOSS after a gate where the trained
 weights' tau on them is below GENERAL_LOSS times the best drafter's. The gate refuses candidates that are much worse."""
-GENERAL_AIM, BISECTIONS = 0.97, 3
+GENERAL_AIM, BISECTIONS = 0.95, 3
 """Trained weights with less of the best drafter's tau on general answers are mixed with the first drafter's. BISECTIONS
 mixtures are tried, to find the largest share of trained weights that reaches the aim."""
 LOOK_EVERY = 20
