@@ -72,7 +72,7 @@ class CalibrationTable:
             by_class = tuple(Calibration.from_json(data["cases"][case]) for case in CLASSES)
             return cls(by_class, data["dataset"], data["verification"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is no calibration: {error!r}") from None
+            raise ValueError(f"{path} is no calibration ({error!r}); measure anew: outrider tune") from None
 
 
 def parameters_of_each(

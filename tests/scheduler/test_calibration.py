@@ -184,10 +184,10 @@ def test_positions_without_records_can_be_saved(tmp_path):
     ("text", "reason"),
     [
         ("{", "Expecting"),
-        ("{}", "no calibration"),
+        ("{}", "is no calibration"),
         ('{"dataset": ""}', "'cases'"),
         (json.dumps({"dataset": "", "cases": {case: {"temperatures": [1, 0]} for case in CLASSES}}), "above 0"),
-        ("[]", "no calibration"),
+        ("[]", "is no calibration"),
     ],
 )
 def test_bad_files_are_explained(text, reason, tmp_path):
