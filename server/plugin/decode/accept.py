@@ -15,6 +15,8 @@ from .requests import RequestTable
 from .sampling import Sampling
 from .verify_tail import VerifyTail
 
+Barrier = Callable[[], None] | None
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Accepted:
@@ -53,10 +55,10 @@ class AcceptStage:
         return self.tail is not None and self.tail.takes(batch)
 
     def __call__(
-        self, batch: StepBatch, verified: Any, *, in_graph: bool, longest: int, barrier: Callable[[], None] | None
+        self, batch: StepBatch, verified: Any, contexts: np.ndarray, *, in_graph: bool, barrier: Barrier
     ) -> Accepted:
         """Accept by the logits of `verified`, the verification's result. in_graph: its graph was prepared to.
-        longest: the host's upper bound of seq_lens. barrier: SGLang's, waits for grammars."""
+        contexts: the host's upper bounds of seq_lens. barrier: SGLang's, waits for grammars."""
         flat, sampling, output = batch.flat, batch.sampling, verified.logits_output
         if in_graph and verified.can_run_cuda_graph:
             assert self.tail is not None
@@ -64,5 +66,6 @@ class AcceptStage:
             return Accepted(*self.tail.results(len(batch.rows), len(flat.request)), by_graph=True)
         self.runner.shared_read_done_event = None  # rules read the page table after its graph
         given = batch.scheduled, output, flat, batch.anchors, batch.draft.tokens, batch.seq_lens
+        longest = int(contexts.max())
         logits = self.rules.verified(*given, longest=longest, exact=not sampling.all_greedy, barrier=barrier)
         return Accepted.of(*sampling.accept(logits, batch.draft, batch.verify_lens, flat), batch)

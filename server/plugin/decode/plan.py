@@ -112,9 +112,9 @@ class StepPlanner:
             raise ValueError(
                 f"{type(self.planner).__name__} sets no bound, and a step has a size that is decided before"
             )
-        planned = int(view.limits[entries.planned].sum())
-        others = int(view.limits.sum()) - planned
-        return buckets.round_up(len(view.rows) + min(budget.tokens, planned) + others)
+        room = int(view.limits.sum())
+        planned = room if entries.all_planned else int(view.limits[entries.planned].sum())
+        return buckets.round_up(len(view.rows) + min(budget.tokens, planned) + room - planned)
 
     def least_bucket(self, requests: int) -> int | None:
         """Return the tokens of a step that verifies anchors alone; None: as many as requests."""

@@ -56,7 +56,7 @@ class SpeculativeWorker(LeaderWorker):
         in_graph = self.accept.prepare(batch)
         verified = self.verify(batch)
 
-        accepted = self.accept(batch, verified, in_graph=in_graph, longest=int(contexts.max()), barrier=barrier)
+        accepted = self.accept(batch, verified, contexts, in_graph=in_graph, barrier=barrier)
         self.ranks.broadcast(accepted.tokens, accepted.lens)
 
         if not accepted.by_graph:

@@ -5,7 +5,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from planned_steps import GAMMA, HALVED, PAYS, admit, begin, logged, on_every_device, prefill, run
+from planned_steps import (
+    GAMMA,
+    HALVED,
+    PAYS,
+    admit,
+    arrive,
+    begin,
+    finish,
+    logged,
+    on_every_device,
+    prefill,
+    run,
+    state,
+)
 from planning import curve_cost
 
 from outrider.drafters.base import Draft
@@ -26,6 +39,8 @@ def test_steps_under_way_are_shown_to_the_planner_that_planned_them(make, device
     before, cost = planning.planner, planning.planner.cost
     newer = curve_cost(1, PAYS)
     planning.plan_by(Asynchronous(newer, GAMMA, held=1), HALVED)
+    arrive(planning)
+    planning.flush()
     drift = cost.drift.plain
     assert drift != 1
     assert planning.requests.generated[2] == 5
@@ -157,10 +172,10 @@ def test_the_planner_observes_the_source_of_each_draft(make, device, clock):
     )  # fmt: skip
     admission = planning.admit(step, draft, 0.125)
     assert admission.verify_lens.tolist() == [GAMMA, 3, 0, GAMMA]
-    planning.finish(admission, torch.ones(4, dtype=torch.int64))
+    finish(planning, admission, torch.ones(4, dtype=torch.int64))
     clock.now += 0.5
     begin(planning, 2)
-    planning.state()
+    state(planning)
     assert hearing.draft_mask == [True, True, False, True]
     assert hearing.looked_up == [False, True, True, False]
     assert hearing.drafting == 2
