@@ -164,13 +164,17 @@ def test_mismatched_files_are_refused_before_the_start(tmp_path: Path) -> None:
 
 def test_an_expired_certificate_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     crt, key = certificate(tmp_path, "server")
-    tls = Tls.of(Settings(ssl_certfile=crt, ssl_keyfile=key))
-    assert tls is not None
-    tls.warn()
+
+    def warn() -> None:
+        tls = Tls.of(Settings(ssl_certfile=crt, ssl_keyfile=key))
+        assert tls is not None
+        tls.warn()
+
+    warn()
     assert caplog.messages == []
     renew = ["openssl", "x509", "-in", crt, "-signkey", key, "-days", "-1", "-out", crt]
     subprocess.run(renew, check=True, capture_output=True)
-    tls.warn()
+    warn()
     assert caplog.messages == [f"clients will not take the certificate {crt}: certificate has expired"]
 
 
