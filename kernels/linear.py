@@ -76,9 +76,7 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     if weight.panels is None:
         assert weight.plain is not None
         return invariant_linear(x, weight.plain.to(x.dtype), None if weight.bias is None else weight.bias.to(x.dtype))
-    if weight.kind < 0:
-        return torch.ops.outrider.packed_linear(x.contiguous(), weight.panels, weight.bias, weight.outputs)
-    return torch.ops.outrider.block_linear(x.contiguous(), weight.panels, weight.kind, weight.bias, weight.outputs)
+    return torch.ops.outrider.packed_linear(x.contiguous(), weight.panels, weight.kind, weight.bias, weight.outputs)
 
 
 def invariant_linear(

@@ -69,7 +69,7 @@ def test_products(instruction_set, dtype, rows):
     for outputs, depth in ((100, 70), (17, 96), (64, 256), (577, 34), (1, 2)):
         weight, x = torch.randn(outputs, depth).to(dtype), torch.randn(rows, depth).to(dtype)
         bias = torch.randn(-(-outputs // 64) * 64)
-        check(torch.ops.outrider.packed_linear, x, torch.ops.outrider.pack_linear(weight), bias, outputs)
+        check(torch.ops.outrider.packed_linear, x, torch.ops.outrider.pack_linear(weight), -1, bias, outputs)
         check(torch.ops.outrider.pack_linear, weight)
 
 
@@ -86,7 +86,7 @@ def test_blocks(instruction_set, kind):
         for dtype in (torch.float32, torch.bfloat16):
             for rows in (1, 7, 17):
                 x = torch.randn(rows, depth).to(dtype)
-                check(torch.ops.outrider.block_linear, x, packed.panels, packed.kind, None, outputs)
+                check(torch.ops.outrider.packed_linear, x, packed.panels, packed.kind, None, outputs)
 
 
 @EACH_SET

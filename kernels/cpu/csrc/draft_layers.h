@@ -247,16 +247,9 @@ class DraftLayers {
   }
 
   LayerBuffers buffers(int64_t tokens, std::initializer_list<const SharedAttention*> all) const {
-    LayerBuffers b{matrix(tokens, hidden),
-                   matrix(tokens, hidden),
-                   matrix(tokens, layers[0].qkv.outputs),
-                   matrix(tokens, heads * width),
-                   matrix(tokens, hidden),
-                   matrix(tokens, 2 * mlp),
-                   matrix(tokens, mlp),
-                   {},
-                   {},
-                   {}};
+    LayerBuffers b{matrix(tokens, hidden), matrix(tokens, hidden), matrix(tokens, layers[0].qkv.outputs),
+                   matrix(tokens, heads * width), matrix(tokens, hidden), matrix(tokens, 2 * mlp), matrix(tokens, mlp),
+                   {}, {}, {}};
     int64_t partials = 0;
     for (const SharedAttention* each : all)
       if (each && each->split) partials = std::max(partials, each->plan.partials_size());

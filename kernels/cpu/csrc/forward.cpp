@@ -33,10 +33,9 @@ struct Buffers {
 class Decoder : public torch::CustomClassHolder {
  public:
   // counts: parts of each product, four products a layer (q|k|v, out, gate|up, down). weights, kinds, outputs: of all
-  // parts. A kind of 0 or more means blocks of block_linear, a negative kind panels of packed_linear. norms: two a layer
-  // and the last one. head_norms: none, or two a layer, for each head of queries and keys. biases: none, or of q|k|v in
-  // each layer. k_pools, v_pools: the caches of the layers [slots, heads, width]. scales, windows, logit_caps: as in
-  // flat_attention, one a layer.
+  // parts; kinds as in packed_linear. norms: two a layer and the last one. head_norms: none, or two a layer, for each
+  // head of queries and keys. biases: none, or of q|k|v in each layer. k_pools, v_pools: the caches of the layers
+  // [slots, heads, width]. scales, windows, logit_caps: as in flat_attention, one a layer.
   Decoder(std::vector<int64_t> counts, Tensors weights, std::vector<int64_t> kinds, std::vector<int64_t> outputs,
           Tensors norms, Tensors head_norms, Tensors biases, Tensors k_pools, Tensors v_pools, Tensor cos_sin,
           double eps, std::vector<double> scales, std::vector<int64_t> windows, std::vector<double> logit_caps)
@@ -89,7 +88,8 @@ class Decoder : public torch::CustomClassHolder {
       layers_.push_back({products[4 * i], products[4 * i + 1], products[4 * i + 2], products[4 * i + 3],
                          norms[2 * i].data_ptr(), norms[2 * i + 1].data_ptr(),
                          {given(biases, i), given(head_norms, 2 * i), given(head_norms, 2 * i + 1), eps_},
-                         k_pools[i].data_ptr(), v_pools[i].data_ptr(), float(scales[i]), float(logit_caps[i]), windows[i]});
+                         k_pools[i].data_ptr(), v_pools[i].data_ptr(), float(scales[i]), float(logit_caps[i]),
+                         windows[i]});
   }
 
   // residual: [N, H], the embedded tokens; it becomes the sum of all layers. positions, slots: [N]. Further arguments

@@ -43,9 +43,8 @@ AttentionPlan plan_attention(int64_t tokens, int64_t q_heads, int64_t kv_heads, 
                              const Tensor& page_table, bool causal);
 Rules rules_of(const Tensor& temperatures, const std::optional<Tensor>& top_ks, const std::optional<Tensor>& top_ps,
                const std::optional<Tensor>& min_ps, int64_t rows);
-Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t outputs);
-Tensor block_linear(const Tensor& x, const Tensor& blocks, int64_t kind, const std::optional<Tensor>& bias,
-                    int64_t outputs);
+Tensor packed_linear(const Tensor& x, const Tensor& packed, int64_t kind, const std::optional<Tensor>& bias,
+                     int64_t outputs);
 
 constexpr int64_t MIN_WORK_PER_THREAD = 1 << 18;  // multiplications
 

@@ -38,14 +38,6 @@ Tensor multiply(const Tensor& x, const Tensor& packed, const std::optional<Tenso
   return out;
 }
 
-Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t outputs) {
-  const int type = type_of(x, "x");
-  TORCH_CHECK(x.is_contiguous() && packed.scalar_type() == x.scalar_type() &&
-                  packed.numel() == (outputs + PANEL - 1) / PANEL * PANEL * x.size(-1),
-              "x must be dense and match the packed weight in type and depth");
-  return multiply(x, packed, bias, outputs, kernels().linear[type]);
-}
-
 // The kind's number without ROUNDED.
 int64_t plain_kind(int64_t kind) {
   const int64_t plain = kind & ~ROUNDED;
@@ -60,7 +52,7 @@ const BlockFormat& format_of(const Tensor& raw, int64_t kind) {
   return format;
 }
 
-// raw [outputs, bytes of a row], the blocks of the checkpoint -> the same numbers in panels for block_linear of the
+// raw [outputs, bytes of a row], the blocks of the checkpoint -> the same numbers in panels for packed_linear of the
 // same kind alone.
 Tensor pack_blocks(const Tensor& raw, int64_t kind) {
   const BlockFormat& format = format_of(raw, kind);
@@ -85,16 +77,22 @@ Tensor round_rows(const Tensor& x, bool wide) {
   return out;
 }
 
-Tensor block_linear(const Tensor& x, const Tensor& blocks, int64_t kind, const std::optional<Tensor>& bias,
-                    int64_t outputs) {
+// packed: blocks of this kind or, if it is negative, panels of pack_linear.
+Tensor packed_linear(const Tensor& x, const Tensor& packed, int64_t kind, const std::optional<Tensor>& bias,
+                     int64_t outputs) {
   const int type = type_of(x, "x");
-  const int64_t plain = plain_kind(kind);
-  const int64_t depth = x.size(-1), panels = (outputs + PANEL - 1) / PANEL, covered = FORMATS[plain].span * BLOCK;
-  TORCH_CHECK(x.is_contiguous() && blocks.scalar_type() == at::kByte && depth > 0 && depth % covered == 0 &&
-                  blocks.numel() == panels * PANEL * (depth / covered) * FORMATS[plain].bytes(),
+  const int64_t depth = x.size(-1), numbers = (outputs + PANEL - 1) / PANEL * PANEL * depth;
+  if (kind < 0) {
+    TORCH_CHECK(x.is_contiguous() && packed.scalar_type() == x.scalar_type() && packed.numel() == numbers,
+                "x must be dense and match the packed weight in type and depth");
+    return multiply(x, packed, bias, outputs, kernels().linear[type]);
+  }
+  const int64_t plain = plain_kind(kind), covered = FORMATS[plain].span * BLOCK;
+  TORCH_CHECK(x.is_contiguous() && packed.scalar_type() == at::kByte && depth > 0 && depth % covered == 0 &&
+                  packed.numel() == numbers / covered * FORMATS[plain].bytes(),
               "x must be dense and match the packed blocks in depth");
-  if (!(kind & ROUNDED)) return multiply(x, blocks, bias, outputs, kernels().block_linear[type][plain]);
-  return multiply(x, blocks, bias, outputs, int_block_product(type, plain, x.numel() / depth),
+  if (!(kind & ROUNDED)) return multiply(x, packed, bias, outputs, kernels().block_linear[type][plain]);
+  return multiply(x, packed, bias, outputs, int_block_product(type, plain, x.numel() / depth),
                   round_rows(x, rounds_wide(plain)));
 }
 
@@ -113,10 +111,8 @@ Tensor expand_rows(const Tensor& raw, const Tensor& rows, int64_t kind) {
 
 TORCH_LIBRARY_FRAGMENT(outrider, m) {
   m.def("pack_linear(Tensor weight) -> Tensor");
-  m.def("packed_linear(Tensor x, Tensor packed, Tensor? bias, int outputs) -> Tensor");
+  m.def("packed_linear(Tensor x, Tensor packed, int kind, Tensor? bias, int outputs) -> Tensor");
   m.def("pack_blocks(Tensor raw, int kind) -> Tensor");
-  m.def("block_linear(Tensor x, Tensor blocks, int kind, Tensor? bias, int outputs) -> Tensor");
-  m.def("round_rows(Tensor x, bool wide) -> Tensor");
   m.def("expand_rows(Tensor raw, Tensor rows, int kind) -> Tensor");
 }
 
@@ -124,8 +120,6 @@ TORCH_LIBRARY_IMPL(outrider, CPU, m) {
   m.impl("pack_linear", pack_linear);
   m.impl("packed_linear", packed_linear);
   m.impl("pack_blocks", pack_blocks);
-  m.impl("block_linear", block_linear);
-  m.impl("round_rows", round_rows);
   m.impl("expand_rows", expand_rows);
 }
 

@@ -30,22 +30,17 @@ struct Weight {
   }
 };
 
-// packed: blocks of block_linear or, if the kind is negative, panels of packed_linear. That operation checks them, on
-// no rows of `like`'s type.
+// packed: as in packed_linear, which checks it, on no rows of `like`'s type.
 inline WeightPart part_of(const Tensor& packed, int64_t kind, int64_t outputs, int64_t depth, const Tensor& like) {
   const int type = type_of(like, "inputs");
   const Tensor none = at::empty({0, depth}, like.options());
   const int64_t panels = (outputs + PANEL - 1) / PANEL, plain = kind & ~ROUNDED;
   WeightPart part{static_cast<const char*>(packed.data_ptr()), nullptr, plain, outputs,
                   int64_t(packed.nbytes()) / panels, WeightPart::AS_IT_IS};
-  if (kind >= 0) {
-    block_linear(none, packed, kind, std::nullopt, outputs);
-    if (kind & ROUNDED) part.input = rounds_wide(plain) ? WeightPart::WIDE : WeightPart::NARROW;
-    else part.function = kernels().block_linear[type][plain];
-  } else {
-    packed_linear(none, packed, std::nullopt, outputs);
-    part.function = kernels().linear[type];
-  }
+  packed_linear(none, packed, kind, std::nullopt, outputs);
+  if (kind < 0) part.function = kernels().linear[type];
+  else if (kind & ROUNDED) part.input = rounds_wide(plain) ? WeightPart::WIDE : WeightPart::NARROW;
+  else part.function = kernels().block_linear[type][plain];
   return part;
 }
 inline Weight weight_of(const Tensor& packed, int64_t kind, int64_t outputs, int64_t depth, const Tensor& like) {
@@ -95,18 +90,10 @@ class Stages {
       char* to = static_cast<char*>(out);
       for (const WeightPart& part : w.parts) {
         const bool wide = part.input == WeightPart::WIDE, as_it_is = part.input == WeightPart::AS_IT_IS;
-        const LinearArgs a{as_it_is ? x : rounded_.blocks[wide].data(),
-                           part.packed,
-                           nullptr,
-                           to,
-                           as_it_is ? w.depth : rounded_bytes(w.depth, wide),
-                           rows_,
-                           even_row_group(rows_, part.panels(), shares),
-                           w.depth,
-                           part.outputs,
-                           part.panels(),
-                           w.outputs,
-                           prefetch_};
+        const LinearArgs a{as_it_is ? x : rounded_.blocks[wide].data(), part.packed, nullptr, to,
+                           as_it_is ? w.depth : rounded_bytes(w.depth, wide), rows_,
+                           even_row_group(rows_, part.panels(), shares), w.depth, part.outputs, part.panels(),
+                           w.outputs, prefetch_};
         const int64_t items = a.panels * ((rows_ + a.row_group - 1) / a.row_group);
         const auto function = part.function ? part.function : int_block_product(type_, part.kind, rows_);
         function(a, items * begin / shares, items * end / shares);
