@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from outrider.server.http.answers.handlers import ChatHandler
 from outrider.server.http.answers.logprobs import decoded_tokens
+from outrider.server.http.answers.token_text import TokenTexts
 from outrider.server.http.answers.tool_stream import ToolParser
 from outrider.server.http.requests.protocol import ChatRequest
 from outrider.server.model import bundled_model
@@ -244,6 +245,28 @@ def test_an_end_that_looks_like_a_call_is_sent(
     ids = tokens(tokenizer, end)
     engine.choices = [(ids, singly(ids))]
     assert assembled(chunks(handler))[0] == end
+
+
+def test_texts_of_tokens_equal_single_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    text = "héllo 🙂🚉 wörld \ufffd 日本語 <think>ok\n\n"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    draw = random.Random(1)
+
+    def cut(runs: Sequence[int]) -> list[str]:
+        texts = TokenTexts(tokenizer, skip_special=False, spaces_between=True)
+        pieces, begin = [], 0
+        for run in runs:
+            # an unfinished word comes later
+            shown = tokenizer.decode(ids[: begin + run]).rstrip("\ufffd")
+            pieces += texts.add(shown[sum(map(len, pieces)) + len(texts._pending) :], ids[begin : begin + run])
+            begin += run
+        return [*pieces, *texts.add("", [], finished=True)]
+
+    single = cut(singly(ids))
+    assert "".join(single) == text
+    assert {"<think>", " 🙂"} <= set(single)  # one of them is several tokens
+    for _ in range(50):
+        assert cut(random_runs(len(ids), draw)) == single
 
 
 def test_a_number_is_streamed_when_whole(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
