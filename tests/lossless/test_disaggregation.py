@@ -52,7 +52,7 @@ class Pair:
     decode: Server
     port: int
 
-    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+    def send(self, path: str, body: dict[str, Any]) -> httpx.Response:
         """Send to both servers as a router does; returns the decode server's answer."""
         body |= {"bootstrap_host": "127.0.0.1", "bootstrap_port": self.port, "bootstrap_room": next(rooms)}
         first = threading.Thread(
@@ -258,7 +258,7 @@ def test_servers_with_other_drafters_are_no_pair(
     decoding = ForkedServer(tmp_path / "log", *flags)
     try:
         unlike = Pair(pair_server.prefill, decoding.wait_until_ready(), pair_server.port)
-        refused = unlike.post("/v1/completions", {"prompt": "Hi", "max_tokens": 4})
+        refused = unlike.send("/v1/completions", {"prompt": "Hi", "max_tokens": 4})
         assert refused.status_code == 500
         assert "start both with the same flags" in pair_server.prefill.output()
         assert tokens(complete(pair_server, prompts[0], speculate=True, **PLAIN))

@@ -16,7 +16,7 @@ MODEL = "SmolLM2-135M-Instruct"
 class Posts(Protocol):
     """A server, or two that answer together."""
 
-    def post(self, path: str, body: dict[str, Any]) -> httpx.Response: ...
+    def send(self, path: str, body: dict[str, Any]) -> httpx.Response: ...
 
 
 def complete(

@@ -218,8 +218,8 @@ def test_settings_with_a_fault(
     monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path))
     Path("empty").touch()
     Path("text").write_text("no TOML [ or PEM")
-    finding = last(serving.examine(Settings(port=free_port(), **settings)), status)
-    assert finding.subject == subject
+    findings = serving.examine(Settings(port=free_port(), **settings))
+    finding = only([each for each in findings if each.subject == subject], status)
     assert said in finding.message + finding.remedy
 
 
