@@ -42,7 +42,7 @@ class HeldRules:
         return {name: buffer[:count] for name, buffer in self._buffers.items()}
 
     def take(self, batch: Any) -> None:
-        """Copy those of a batch, a `DraftBatch` or `Sampling`, unless they are the same tensors as in the last call."""
+        """Copy the rules and seeds of a `DraftBatch` or `Sampling`, unless the tensors are those of the last call."""
         taken = batch.seeds, batch.seeded, batch.decided, *batch.rules
         if self._taken and all(map(is_, taken, self._taken)):
             return

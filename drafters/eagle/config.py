@@ -1,8 +1,8 @@
 """Shape of an EAGLE-3 head (arXiv 2503.01840), as its checkpoint folder's `config.json` states it.
 
-Three families of folders are read. SGLang loads those of the EAGLE authors and SpecForge. ModelOpt's have a section
-`eagle_config`; speculators', which vLLM loads, a section `transformer_layer_config`. All share the names of a Llama's
-config. Biases and an own head are recognised from the weights (`checkpoint.py`).
+Three families of folders are read. SGLang loads the folders of the EAGLE authors and SpecForge. ModelOpt's have a
+section `eagle_config`; speculators', which vLLM loads, a section `transformer_layer_config`. All share the names of a
+Llama's config. Biases and an own head are recognised from the weights (`checkpoint.py`).
 """
 
 from dataclasses import dataclass

@@ -60,7 +60,8 @@ def exponential(key, token):
 
 @triton.jit
 def least(scores, tokens):
-    """The smallest of [N] float64 scores and the first of its int32 tokens; (inf, NOBODY) without any."""
+    """Return the smallest of scores [N] float64 and the first token [N] int32 that has it; (inf, NOBODY) if all are
+    infinite."""
     score = tl.min(scores, 0)
     token = tl.min(tl.where(scores == score, tokens, NOBODY), 0)
     token = tl.where(score < float("inf"), token, NOBODY)

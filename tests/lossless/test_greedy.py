@@ -113,7 +113,7 @@ def test_requests_with_and_without_speculation_share_a_batch(exact_server, promp
 
 @pytest.mark.parametrize(("served", "count"), [("exact_server", 24), ("mtp_server", 40)], indirect=["served"])
 def test_a_cache_too_small_for_all(served, count, prompts, expected):
-    """So many requests of up to about 200 tokens in a cache of 3072: some are retracted."""
+    """The cache of 3072 tokens is too small for these requests of up to about 200 tokens: some are retracted."""
 
     def ask() -> None:
         drafted = answer_ids(served, prompts[:count], count, speculate=True, **PLAIN, ignore_eos=True)

@@ -74,5 +74,5 @@ class Connected:
         return int(head.split()[1]), await self.reader.readexactly(int(length.partition(b":")[2]))
 
     async def rest(self) -> bytes:
-        """What comes until the server closes the connection."""
+        """Return the bytes that arrive until the server closes the connection."""
         return await asyncio.wait_for(self.reader.read(), 10)

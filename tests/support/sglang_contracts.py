@@ -161,7 +161,7 @@ def known() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def contract() -> dict[str, Any]:
-    """What `read` should return for the installed SGLang and our code."""
+    """Return the content that `read` should have for the installed SGLang and our code."""
     (prints, files), places = known(), touched()
     code = {}
     for name in sorted({*prints} - {*files} | {*places}):

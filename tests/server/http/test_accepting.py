@@ -62,7 +62,7 @@ async def ask(port: int, **options: Any) -> tuple[int, bytes]:
 
 @contextlib.asynccontextmanager
 async def filled(port: int, connections: OpenConnections, **options: Any) -> Any:
-    """As many connections as there may be."""
+    """Open the most connections that are allowed."""
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(LIMIT):
             await stack.enter_async_context(await Connected.to(port, **options))

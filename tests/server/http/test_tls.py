@@ -59,7 +59,7 @@ def served(settings: Settings) -> Iterator[str]:
 
 
 def admitted(url: str, trusted: str, clients: Sequence[tuple[str, str] | None]) -> list[bool]:
-    """Whether each client, with its certificate and key or none, is answered."""
+    """Return whether each client is answered, with its certificate and key or none."""
     answers = []
     for client in clients:
         context = ssl.create_default_context(cafile=trusted)

@@ -63,7 +63,7 @@ def test_usage_of_the_day_outlives_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_key_that_returns_has_its_usage_of_the_day(tmp_path: Path) -> None:
-    """As when it is replaced: removed, and added under the same name."""
+    """A replaced key is removed and added under the same name."""
     time = Time()
     access = Access(None, file := keys_file(tmp_path), clock=time)
     text = file.read_text()

@@ -96,7 +96,7 @@ def model(states: torch.Tensor) -> torch.Tensor:
 
 
 def chances(state: tuple[int, ...], temperature: float, top_p: float) -> list[dict[int, float]]:
-    """Of each token, by position, by the reference's rules."""
+    """Return each token's chance, by position, by the reference's rules."""
     logits, every = model(torch.tensor([state]))[0].clone(), torch.ones(BLOCK)
     logits[:, MASK] = -torch.inf
     rows = reference_target_probs(logits, temperature * every, top_ps=top_p * every).double().tolist()
