@@ -15,7 +15,7 @@ from ..training.decode import decode
 from ..training.features import read_texts, sequence_features, usable
 from ..training.logs import LEAST_AGREEMENT, agreement, held_out, prompt_name, under_rules
 from ..training.prompts import read_samples
-from ..training.store import FeatureStore, Sequence, StoredAnswer, StoreInUse
+from ..training.store import FeatureStore, Sequence, StoredAnswer, StoreInUse, digest
 from ..training.target import TargetModel
 from .answers import Answer
 
@@ -94,7 +94,8 @@ class Supply:
             room -= self._bytes(len(answer.tokens), len(answer.response_ids))
             if room < 0:
                 break
-            if not any(answer.tokens in store for store in self.segments.values()):
+            name = digest(answer.tokens)
+            if not any(name in store.digests for store in self.segments.values()):
                 wanted.append(answer)
         return wanted[::-1]
 

@@ -60,8 +60,7 @@ def exponential(key, token):
 
 @triton.jit
 def least(scores, tokens):
-    """Return the smallest of scores [N] float64 and the first token [N] int32 that has it; (inf, NOBODY) if all are
-    infinite."""
+    """Return the least of scores [N] float64 and its first token, of [N] int32; (inf, NOBODY) if all are infinite."""
     score = tl.min(scores, 0)
     token = tl.min(tl.where(scores == score, tokens, NOBODY), 0)
     token = tl.where(score < float("inf"), token, NOBODY)
