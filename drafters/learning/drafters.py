@@ -26,7 +26,8 @@ from ..training.store import Sequence
 from ..training.target import TargetModel
 from ..training.validate import drafts_of
 from .answers import ServerState, candidate_names
-from .gate import Followed, follow
+from .gate import Followed, follow, follow_alone
+from .lookups import Lookups
 from .start import FROM_TARGET
 
 KEPT = 2
@@ -38,6 +39,7 @@ class Drafters:
 
     def __init__(self, args: argparse.Namespace, target: TargetModel) -> None:
         self.args, self.target, self.candidates = args, target, Path(args.folder) / "drafters"
+        self.lookups = Lookups(args.kind, args.lookup_gamma)
         self.followed: dict[str | None, dict[str, Followed]] = {}
 
     def folder_of(self, name: str | None) -> Path | None:
@@ -62,15 +64,14 @@ class Drafters:
         """Follow answers with the drafter of a folder."""
         model = self.load(folder)
         drafts = drafts_of(model, frozen_part(model, self.target), self.schedule(model))
-        return follow(drafts, BatchMaker(model.config, model.vocab, device=self.target.device), sequences)
+        return follow(drafts, BatchMaker(model.config, model.vocab, device=self.target.device), sequences, self.lookups)
 
-    def follow_once(self, name: str | None, answers: Mapping[str, Callable[[], Sequence]]) -> list[Followed] | None:
-        """Follow answers, by digest, with this drafter, each once; None if no drafter is in use."""
-        if (folder := self.folder_of(name)) is None:
-            return None
-        kept = self.followed.setdefault(name, {})
+    def follow_once(self, name: str | None, answers: Mapping[str, Callable[[], Sequence]]) -> list[Followed]:
+        """Follow answers, by digest, with this drafter, or with none where there is none, each once."""
+        folder, kept = self.folder_of(name), self.followed.setdefault(name, {})
         if missing := [digest for digest in answers if digest not in kept]:
-            made = self.follow(folder, (answers[digest]() for digest in missing))
+            sequences = (answers[digest]() for digest in missing)
+            made = self.follow(folder, sequences) if folder else follow_alone(self.lookups, 1, sequences)
             kept.update(zip(missing, made, strict=True))
         return [kept[digest] for digest in answers]
 
@@ -102,7 +103,7 @@ def complete(folder: Path, verdict: dict[str, Any], followed: list[Followed]) ->
     replace({folder / "gate.json": json.dumps(verdict) + "\n"}, 0o600)
     columns = ("confidence", "accepted", "reach")
     arrays: dict[str, Any] = {c: np.concatenate([getattr(f, c) for f in followed]) for c in columns}
-    arrays["answer"] = np.repeat(np.arange(len(followed)), [f.steps for f in followed])
+    arrays["answer"] = np.repeat(np.arange(len(followed)), [len(f.accepted) for f in followed])
     np.savez(folder / "held-out.npz", **arrays)
     for path in folder.iterdir():
         path.chmod(0o600)

@@ -1,6 +1,7 @@
 """The gate: a candidate passes only if it drafts better than the drafter in use on answers new to both.
 
-Both follow the same answers teacher-forced, greedily (`training/validate.py`). The candidate's saved steps are summed
+Both follow the same answers as a server would, greedily and teacher-forced (`training/validate.py`), with prompt lookup
+before the drafter (`lookups.py`). The candidate's saved steps are summed
 by prompt, so that a frequent prompt is one observation. If the two drafters are equally good, each sum is as likely to
 have the other sign. That gives the exact chance of such a total, however few prompts there are (Fisher, The Design of
 Experiments, 1935, section 21). Candidates are compared repeatedly on the same answers, so each attempt gets a part of
@@ -16,6 +17,7 @@ import torch
 from ..training.batches import BatchMaker, TrainingStep
 from ..training.store import Sequence
 from ..training.validate import Drafts, runs_along, steps_along
+from .lookups import Lookups
 
 FIRST_GATE, GATE_EVERY = 60, 150
 """Steps of a run before its first gate, and the fewest between gates: later ones come after half as many steps more."""
@@ -23,25 +25,22 @@ CHANCE = 0.025
 """Largest chance that any attempt passes if no candidate is better than the drafter in use."""
 GENERAL_KEPT = 0.9
 """Smallest tau on general answers, relative to the drafter in use and to the one the server started with."""
-FIRST_TAU = 1.3
-"""Smallest tau of a first drafter, if none is in use."""
+FIRST_GAIN = 1.3
+"""Smallest tau of a first drafter, relative to none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """Decoding along one answer of `tokens` tokens, teacher-forced, in N steps.
+    """Decoding along one answer of `tokens` tokens, teacher-forced, in `steps` steps, N of them with a model's drafts.
 
     confidence: [N, gamma] float32, raw; reach: [N] int64, draft tokens that the answer verifies; accepted: [N] int64.
     """
 
     tokens: int
+    steps: int
     confidence: np.ndarray
     accepted: np.ndarray
     reach: np.ndarray
-
-    @property
-    def steps(self) -> int:
-        return len(self.accepted)
 
 
 def tau(answers: Iterable[Followed]) -> float:
@@ -51,9 +50,9 @@ def tau(answers: Iterable[Followed]) -> float:
 
 
 @torch.inference_mode()
-def follow(drafts: Drafts, maker: BatchMaker, sequences: Iterable[Sequence]) -> list[Followed]:
-    """Follow each answer with a drafter; maker: cuts steps for it."""
-    followed = []
+def follow(drafts: Drafts, maker: BatchMaker, sequences: Iterable[Sequence], lookups: Lookups) -> list[Followed]:
+    """Follow each answer with a drafter behind prompt lookup; maker: cuts steps for it."""
+    followed, gamma = [], maker.config.gamma
     for s in sequences:
         sure: list[torch.Tensor] = []
 
@@ -62,10 +61,25 @@ def follow(drafts: Drafts, maker: BatchMaker, sequences: Iterable[Sequence]) -> 
             sure.append(confidence.float().cpu())
             return tokens == step.tokens[:, 1:]
 
-        runs = runs_along(maker, s, hits)
-        places, reach, accepted = steps_along(runs, len(runs), maker.config.gamma)
-        confidence = torch.cat(sure)[places].numpy()
-        followed.append(Followed(len(runs), confidence, np.array(accepted, np.int64), np.array(reach, np.int64)))
+        expected, looked_up = lookups.along(s, gamma)
+        runs = torch.tensor(runs_along(maker, s, hits))
+        confidence = torch.cat(sure)
+        taken = lookups.taken(expected, confidence)
+        runs = torch.where(taken, looked_up, runs)
+        steps = torch.tensor(steps_along(runs.tolist(), len(runs), max(gamma, lookups.gamma)))
+        places, reach, accepted = steps[:, ~taken[steps[0]]]
+        arrays = confidence[places].numpy(), accepted.numpy(), reach.clamp(max=gamma).numpy()
+        followed.append(Followed(len(runs), steps.shape[1], *arrays))
+    return followed
+
+
+def follow_alone(lookups: Lookups, gamma: int, sequences: Iterable[Sequence]) -> list[Followed]:
+    """Follow each answer without a drafter: with prompt lookup, or one token a step."""
+    followed, none = [], np.zeros(0, np.int64)
+    for s in sequences:
+        runs = lookups.along(s, gamma)[1].tolist()
+        steps = len(steps_along(runs, len(runs), lookups.gamma)[0])
+        followed.append(Followed(len(runs), steps, np.zeros((0, gamma), np.float32), none, none))
     return followed
 
 
@@ -136,32 +150,30 @@ def chance_of(saved: np.ndarray) -> float:
 
 
 def compare(
-    candidate: list[Followed], in_use: list[Followed] | None, prompts: list[str], candidate_general: list[Followed],
-    in_use_general: list[Followed] | None, first_general: float = 0.0, *, attempt: int = 1,
+    candidate: list[Followed], in_use: list[Followed], prompts: list[str], candidate_general: list[Followed],
+    in_use_general: list[Followed], first_general: float = 0.0, *, attempt: int = 1, least: float = 1.0,
 ) -> GateVerdict:  # fmt: skip
     """Judge a candidate on the answers that both followed, in the same order; prompts: each answer's.
 
-    in_use None: the candidate is compared with one token a step, and has to reach `FIRST_TAU`.
-    first_general: tau of the server's first drafter on general answers.
+    least: smallest ratio with which it passes. first_general: tau of the server's first drafter on general answers.
     attempt: number of this comparison since the last candidate, from 1.
     """
     saved: dict[str, int] = dict.fromkeys(prompts, 0)
-    before = [answer.tokens for answer in candidate] if in_use is None else [answer.steps for answer in in_use]
-    for prompt, old, answer in zip(prompts, before, candidate, strict=True):
-        saved[prompt] += old - answer.steps
+    for prompt, old, new in zip(prompts, in_use, candidate, strict=True):
+        saved[prompt] += old.steps - new.steps
     chance, allowed = chance_of(np.array(list(saved.values()), np.int64)), level(attempt)
-    ratio = sum(before) / sum(answer.steps for answer in candidate) if candidate else 1.0
-    general, kept = tau(candidate_general), max(tau(in_use_general) if in_use_general else 1.0, first_general)
+    ratio = tau(candidate) / tau(in_use)
+    general, kept = tau(candidate_general), max(tau(in_use_general), first_general)
     reason = ""
     if not enough(len(saved), attempt):
         reason = f"{len(saved)} held-out prompts are too few"
     elif chance > allowed:
         reason = "not better on held-out answers"
-    elif in_use is None and tau(candidate) < FIRST_TAU:
-        reason = f"tau below {FIRST_TAU}"
+    elif ratio < least:
+        reason = f"less than {least} times as good"
     elif general < GENERAL_KEPT * kept:
         reason = "worse on general answers"
     return GateVerdict(
-        reason, len(saved), sum(answer.tokens for answer in candidate), tau(candidate), tau(in_use) if in_use else 1.0,
-        ratio, attempt, chance, allowed, general, kept,
+        reason, len(saved), sum(answer.tokens for answer in candidate), tau(candidate), tau(in_use), ratio, attempt,
+        chance, allowed, general, kept,
     )  # fmt: skip

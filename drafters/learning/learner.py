@@ -23,14 +23,13 @@ from .. import networks
 from ..block.model import BlockModel, TrainedModel
 from ..commands import shapes, train
 from ..commands.arguments import DIFFUSION_STAGES
-from ..training.batches import anchor_range
 from ..training.loop import DraftRun, Means
 from ..training.start import start_markov
 from ..training.store import Sequence
 from ..training.target import TargetModel
 from .answers import Answer, AnswerReader, ServerState
 from .drafters import Drafters, complete, mixed, next_name, offer, prune
-from .gate import Followed, GateVerdict, Patience, compare, enough, gate_after, tau
+from .gate import FIRST_GAIN, Followed, GateVerdict, Patience, compare, enough, gate_after, tau
 from .progress import LearnerProgress
 from .start import FROM_TARGET, first_drafter, settings
 from .supply import MORE, PROMPTS, Item, Supply, general_answers
@@ -263,12 +262,8 @@ class Learner:
         return model
 
     def _step(self, run: DraftRun[Any]) -> None:
-        began, anchors = time.process_time(), run.anchors
-        sequence, generator = self._next_sequence(run.step), torch.Generator().manual_seed(run.step)
-        low, high = anchor_range(sequence)
-        places = low + torch.randperm(high - low, generator=generator)[: run.recipe.anchors]
-        size = run.recipe.block(run.step, run.model.config.gamma)
-        self.means.add(run.update(run.batch(self.maker.cut([sequence], [places], size), run.step)))
+        began, anchors, size = time.process_time(), run.anchors, run.recipe.block(run.step, run.model.config.gamma)
+        self.means.add(run.update(run.batch(self.maker.cut(*self._next_anchors(run), size), run.step)))
         numbers, now = self.progress.numbers, time.process_time()
         run.seconds += now - began
         self.stepping += now - began
@@ -279,10 +274,24 @@ class Learner:
             run.save()
             self.saved = now
 
-    def _next_sequence(self, step: int) -> Sequence:
-        every = self.general_every
-        if step % every == every - 1 and self.general.training:
-            return self.general.store[self.general.training[step // every % len(self.general.training)]]
+    def _next_anchors(self, run: DraftRun[Any]) -> tuple[list[Sequence], list[torch.Tensor]]:
+        """Return answers and random anchors of each, where the server asks its model; as many answers as give half of
+        the recipe's anchors."""
+        generator, room = torch.Generator().manual_seed(run.step), run.recipe.anchors
+        sequences: list[Sequence] = []
+        places: list[torch.Tensor] = []
+        while 2 * room > run.recipe.anchors:
+            sequences.append(self._next_sequence(run.step, len(sequences)))
+            asked = self.drafters.lookups.asked(sequences[-1], run.model.config.gamma)
+            places.append(asked[torch.randperm(len(asked), generator=generator)[:room]])
+            room -= len(places[-1])
+        return sequences, places
+
+    def _next_sequence(self, step: int, place: int) -> Sequence:
+        """Return the answer of that place in a step."""
+        every, general = self.general_every, self.general.training
+        if step % every == every - 1 and general:
+            return self.general.store[general[(step // every + place) % len(general)]]
         while True:
             if not self.order:
                 self.order = self.supply.training
@@ -349,10 +358,10 @@ class Learner:
         return low, kept < GENERAL_LOSS
 
     def _general_tau(self, name: str | None, numbers: list[int]) -> float:
-        """Return tau of a drafter on these general answers; 1 if none is in use."""
-        return tau(self._follow_general(name, numbers) or [])
+        """Return tau on these general answers, of a drafter or of none."""
+        return tau(self._follow_general(name, numbers))
 
-    def _follow_general(self, name: str | None, numbers: list[int]) -> list[Followed] | None:
+    def _follow_general(self, name: str | None, numbers: list[int]) -> list[Followed]:
         kept = self.general.store
         return self.drafters.follow_once(name, {kept.entries[i].digest: partial(kept.__getitem__, i) for i in numbers})
 
@@ -374,9 +383,10 @@ class Learner:
             del self.drafters.followed[name]
         held = {item.entry.digest: partial(self.supply.__getitem__, item) for item in items}
         in_use, judging = self.drafters.follow_once(self.state.in_use, held), self.general.judging
+        least = 1.0 if self.drafters.folder_of(self.state.in_use) else FIRST_GAIN
         return compare(
             drafts, in_use, [item.prompt for item in items], general, self._follow_general(self.state.in_use, judging),
-            self._general_tau(None, judging), attempt=self.progress.numbers.attempts,
+            self._general_tau(None, judging), attempt=self.progress.numbers.attempts, least=least,
         )  # fmt: skip
 
     def _offer(self, run: DraftRun[Any], folder: Path, verdict: GateVerdict, drafts: list[Followed]) -> None:

@@ -50,6 +50,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--denoising-steps", type=int, default=0, help="0: the drafter's own number")
+    parser.add_argument("--lookup-gamma", type=int, default=0, help="the server's tokens of prompt lookup, 0: none")
     parser.add_argument("--most-feature-bytes", type=int, default=2 << 30, help="disk for features to train on")
     parser.add_argument("--per", choices=["server", "key", "adapter"], default="server", help="owners of drafters")
     parser.add_argument("--keys", type=int, default=8, help="keys or adapters that have features at a time")

@@ -35,6 +35,7 @@ class LearnerProcess:
         self.command += ["--threads", str(settings.learn_threads), "--device", settings.learn_device]
         self.command += ["--dtype", "float32" if settings.resolved_dtype == "float32" else "bfloat16"]
         self.command += ["--denoising-steps", str(settings.resolved_denoising_steps)]
+        self.command += ["--lookup-gamma", str(settings.plugin_config.lookup_gamma)]
         self.command += ["--per", settings.learn_per, "--keys", str(settings.learn_keys)]
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -103,8 +103,8 @@ def learn(command: list[str], fault: str, settings: dict[str, Any], trained: str
         setattr(modules[module_name], name, value)
     following = learner.Learner._next_sequence
 
-    def noted(self: learner.Learner, step: int) -> Any:
-        sequence = following(self, step)
+    def noted(self: learner.Learner, step: int, place: int) -> Any:
+        sequence = following(self, step, place)
         with Path(trained).open("a") as file:
             file.write(f"{[step, sequence.tokens.tolist()]}\n")
         return sequence

@@ -17,6 +17,7 @@ from outrider.drafters.diffusion.denoise import Schedule
 from outrider.drafters.learning import gate
 from outrider.drafters.learning.drafters import mixed
 from outrider.drafters.learning.gate import CHANCE, Followed, chance_of, compare, enough, follow, level
+from outrider.drafters.learning.lookups import Lookups
 from outrider.drafters.learning.start import KINDS, first_drafter, settings
 from outrider.drafters.training.batches import BatchMaker, anchor_range
 from outrider.drafters.training.features import sequence_features
@@ -33,7 +34,8 @@ def target(learned_target: Path) -> TargetModel:
 
 
 def followed(tokens: int, steps: int) -> Followed:
-    return Followed(tokens, np.zeros((steps, 4), np.float32), np.zeros(steps, np.int64), np.zeros(steps, np.int64))
+    nothing = np.zeros(steps, np.int64)
+    return Followed(tokens, steps, np.zeros((steps, 4), np.float32), nothing, nothing)
 
 
 def answers(steps: list[int], tokens: int = 60) -> list[Followed]:
@@ -47,11 +49,10 @@ def prompts(count: int) -> list[str]:
 GENERAL = answers([30] * 4)
 
 
-def judge(candidate: list[int], in_use: list[int] | None, **how: object) -> gate.GateVerdict:
+def judge(candidate: list[int], in_use: list[int], **how: object) -> gate.GateVerdict:
     names = how.pop("prompts", prompts(len(candidate)))
     general = how.pop("general", GENERAL)
-    used = None if in_use is None else answers(in_use)
-    return compare(answers(candidate), used, names, general, None if used is None else GENERAL, **how)
+    return compare(answers(candidate), answers(in_use), names, general, GENERAL, **how)
 
 
 def test_better_passes_and_equal_or_worse_does_not() -> None:
@@ -95,9 +96,9 @@ def test_a_drafter_worse_on_general_answers_fails() -> None:
 
 
 def test_the_first_drafter_has_to_be_worth_it() -> None:
-    assert judge([50] * 10, None).reason == "tau below 1.3"
-    assert judge([40] * 10, None).passed
-    assert judge([40] * 10, None).in_use_tau == 1.0
+    assert judge([50] * 10, [60] * 10, least=1.3).reason == "less than 1.3 times as good"
+    assert judge([40] * 10, [60] * 10, least=1.3).passed
+    assert judge([40] * 10, [60] * 10, least=1.3).in_use_tau == 1.0
 
 
 def test_the_chance_is_that_of_all_signs() -> None:
@@ -220,7 +221,7 @@ def following(
     model: TrainedModel, target: TargetModel, sequences: list[Sequence], schedule: Schedule | None = None
 ) -> list[Followed]:
     maker = BatchMaker(model.config, model.vocab, device=torch.device("cpu"))
-    return follow(drafts_of(model, frozen_part(model, target), schedule), maker, sequences)
+    return follow(drafts_of(model, frozen_part(model, target), schedule), maker, sequences, Lookups("dspark", 0))
 
 
 @pytest.fixture(scope="module")

@@ -80,7 +80,7 @@ def test_it_goes_on_after_a_kill_anywhere(
     if kind == "eagle3":
         command = [*command, "--start", "target"]
     trained_steps = 0
-    passing = {"gate__FIRST_TAU": 1.01, "gate__CHANCE": 1e6, "gate__GENERAL_KEPT": 0.0, "learner__PATIENCE": 1000}
+    passing = {"learner__FIRST_GAIN": 1.01, "gate__CHANCE": 1e6, "gate__GENERAL_KEPT": 0.0, "learner__PATIENCE": 1000}
     for fault in filter(None, FAULTS):
         assert run(command, fault, **passing) == -signal.SIGKILL, fault
         candidates(folder)
@@ -216,11 +216,11 @@ def test_poison_does_not_pass_the_gate(folder: Path, command: list[str], answers
 def test_from_random_weights(folder: Path, command: list[str], answers: list[Answer], start_folder: Path) -> None:
     keep(folder, answers)
     command = [*command, "--start", "target"]
-    assert run(command, until=lambda: events(folder, "gate"), gate__FIRST_TAU=50.0) == -signal.SIGTERM
-    assert events(folder, "gate")[0]["reason"] in ("tau below 50.0", "not better on held-out answers")
+    assert run(command, until=lambda: events(folder, "gate"), learner__FIRST_GAIN=50.0) == -signal.SIGTERM
+    assert events(folder, "gate")[0]["reason"] in ("less than 50.0 times as good", "not better on held-out answers")
     assert events(folder, "gate")[0]["in_use_tau"] == 1.0
     assert not candidates(folder)
-    assert run(command, until=lambda: candidates(folder), gate__FIRST_TAU=1.01) == -signal.SIGTERM
+    assert run(command, until=lambda: candidates(folder), learner__FIRST_GAIN=1.01) == -signal.SIGTERM
     learned, first = (json.loads((at / "config.json").read_text()) for at in (folder / "drafters/0001", start_folder))
     assert learned == first
     use(folder, "0001")
