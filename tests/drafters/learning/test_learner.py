@@ -218,7 +218,7 @@ def test_from_random_weights(folder: Path, command: list[str], answers: list[Ans
     command = [*command, "--start", "target"]
     assert run(command, until=lambda: events(folder, "gate"), learner__FIRST_GAIN=50.0) == -signal.SIGTERM
     assert events(folder, "gate")[0]["reason"] in ("less than 50.0 times as good", "not better on held-out answers")
-    assert events(folder, "gate")[0]["in_use_tau"] == 1.0
+    assert events(folder, "gate")[0]["in_use_tau"] < 1.1  # by lookup alone
     assert not candidates(folder)
     assert run(command, until=lambda: candidates(folder), learner__FIRST_GAIN=1.01) == -signal.SIGTERM
     learned, first = (json.loads((at / "config.json").read_text()) for at in (folder / "drafters/0001", start_folder))
