@@ -12,7 +12,8 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from outrider.server.plugin.grammars.backend import BoundedGrammar
-from outrider.server.plugin.grammars.forced import ForcedText, Spelling
+from outrider.server.plugin.grammars.forced import ForcedText
+from outrider.server.plugin.grammars.spelling import Spelling
 from outrider.server.plugin.spec_inputs import StepState
 
 VOCABULARY = 96

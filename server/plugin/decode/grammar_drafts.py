@@ -79,8 +79,7 @@ class GrammarDrafts:
                 continue
             drafted = tokens[place, : lens[place]].tolist()
             with grammar.forced.budget:
-                answer, most = grammar.accepted_tokens, width - len(drafted)
-                allowed, more = grammar.forced.after(grammar.matcher, answer, drafted, most)
+                allowed, more = grammar.forced.after(grammar.matcher, grammar.accepted_tokens, drafted, width)
             lens[place] = end = allowed + len(more.tokens)
             if more.tokens:
                 tokens[place, allowed:end] = torch.tensor(more.tokens)

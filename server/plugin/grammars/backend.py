@@ -21,9 +21,10 @@ from xgrammar import CompiledGrammar, GrammarCompiler, TokenizerInfo
 
 from .budget import GrammarBudget
 from .folder import CompileOptions, GrammarFolder, name_of
-from .forced import ForcedText, Spelling
+from .forced import ForcedText
 from .json_style import JsonStyle
 from .rewrite import rewritten
+from .spelling import Spelling
 
 CACHE_BYTES = 64 * 1024 * 1024
 """Bytes of compiled grammars that the scheduler keeps."""

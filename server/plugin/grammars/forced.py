@@ -1,64 +1,30 @@
 """Text that a grammar forces, as tokens to draft.
 
 A grammar often allows one continuation: names of properties, punctuation, the rest of a word of an enumeration. The
-target may split it into other tokens, so it is verified like every draft. In JSON white space is free almost
-everywhere; it is drafted in the answer's own style (`JsonStyle`) if only one token of JSON may follow.
+target may split it into other tokens (`Written`), so it is verified like every draft. In JSON white space is free
+almost everywhere; it is drafted in the answer's own style (`JsonStyle`) if only one token of JSON may follow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from xgrammar import TokenizerInfo
-
 from .budget import GrammarBudget
 from .json_style import JsonStyle
+from .spelling import TAIL, Spelling, Written
 
 MOST_CHARACTERS = 96
 """Characters that are drafted at once."""
-TAIL = 6
-"""Tokens before the text with which it is encoded."""
 FIRST_CHARACTERS = '":,{}[]tfn-01'
 """First characters of all tokens of JSON. 0 and 1 represent digits: few schemas refuse both."""
 KEPT, PRIOR = 0.9, 4.0
 """Weight that a counted token keeps, and weight of the first guesses."""
-FIRST_GUESSES = (0.95, 0.75), (0.98, 0.95)
-"""Chances that a draft's first token is accepted, and each later one, without and with guessed white space up to it.
-Most drafts are wrong at once or not at all."""
-
-
-class Spelling:
-    """Tokens of text. encode: tokens of a text, without special ones. vocabulary: bytes of each token."""
-
-    def __init__(self, encode: Callable[[str], list[int]], vocabulary: Sequence[bytes]):
-        self.encode, self.vocabulary = encode, vocabulary
-
-    @classmethod
-    def of(cls, tokenizer: Any, info: TokenizerInfo) -> Spelling:
-        """Return the spelling of a Hugging Face tokenizer. info: xgrammar's view of it."""
-        fast = getattr(tokenizer, "backend_tokenizer", None)
-        encode = tokenizer.encode if fast is None else lambda text, **flags: fast.encode(text, **flags).ids
-        return cls(lambda text: list(encode(text, add_special_tokens=False)), info.decoded_vocab)
-
-    def text(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, a character for each byte: JSON's punctuation is no part of other characters."""
-        return b"".join(self.vocabulary[token] for token in tokens).decode("latin-1")
-
-    def after(self, tokens: Sequence[int], text: str) -> tuple[list[int], bool]:
-        """Return the tokens of `text` after `tokens`, and whether the tokenizer keeps `tokens` as they are."""
-        known = list(tokens[-TAIL:])
-        try:
-            before = b"".join(self.vocabulary[token] for token in known).decode()
-        except UnicodeDecodeError:  # the tail begins within a character
-            return self.encode(text), True
-        whole = self.encode(before + text)
-        if whole[: len(known)] != known:
-            known = self.encode(before)
-        if whole[: len(known)] == known:
-            return whole[len(known) :], True
-        return self.encode(text), False
+TOKENIZERS, GUESSED, TARGETS = range(3)
+FIRST_GUESSES = (0.9, 0.75, 0.95), (0.95, 0.95, 0.98)
+"""Chances that a draft's first token is accepted, and each later one: of the tokenizer's tokens, those after guessed
+white space, and the target's earlier ones. Most drafts are wrong at once or not at all."""
 
 
 class Forced(NamedTuple):
@@ -72,28 +38,36 @@ class ForcedText:
     """The forced text of one answer. style: of its JSON; None: it has none. spelling: of the tokenizer.
 
     budget: processor time that drafting takes. A grammar that exceeds it is not drafted for any more.
+    written: of all answers by the same grammar.
     """
 
-    def __init__(self, spelling: Spelling, style: JsonStyle | None = None):
+    def __init__(self, spelling: Spelling, style: JsonStyle | None = None, written: Written | None = None):
         self.spelling, self.style, self.budget = spelling, style, GrammarBudget()
+        self.written = written or Written(spelling)
         self._read = 0
         self._draft: list[int] = []
-        self._guessed: list[bool] = []
+        self._kinds: list[int] = []
+        self._texts: list[tuple[list[int], bytes]] = []  # forced texts of the last step, and drafts before each
         self._counts = [[[guess * PRIOR, PRIOR] for guess in guesses] for guesses in FIRST_GUESSES]  # accepted, seen
 
     def anew(self) -> ForcedText:
         """Return the same for another answer."""
-        return ForcedText(self.spelling, None if self.style is None else JsonStyle(tagged=self.style.tagged))
+        style = None if self.style is None else JsonStyle(tagged=self.style.tagged)
+        return ForcedText(self.spelling, style, self.written)
 
     def read(self, accepted: Sequence[int]) -> None:
-        """Read the answer's tokens so far, and count which of the last draft's were right."""
-        new = accepted[self._read :]
-        for place, (token, drafted, guessed) in enumerate(zip(new, self._draft, self._guessed, strict=False)):
-            counts = self._counts[place > 0][guessed]
+        """Read the answer's tokens so far, count which of the last draft's were right, and learn how the target writes
+        the text."""
+        new = list(accepted[self._read :])
+        for place, (token, drafted, kind) in enumerate(zip(new, self._draft, self._kinds, strict=False)):
+            counts = self._counts[place > 0][kind]
             counts[0], counts[1] = KEPT * counts[0] + (token == drafted), KEPT * counts[1] + 1
             if token != drafted:
                 break
-        self._draft, self._read = [], len(accepted)
+        for before, text in self._texts:
+            if new[: len(before)] == before:
+                self.written.learn(text, new[len(before) :])
+        self._draft, self._texts, self._read = [], [], len(accepted)
         if self.style is not None:
             self.style.read(self.spelling.text(new))
 
@@ -104,30 +78,50 @@ class ForcedText:
             return Forced([], [])  # most tokens are in strings, and a fork takes time
         style = None if self.style is None else self.style.copy()
         text, sure = self._text(matcher.fork(), style, accepted)
-        self._draft, self._guessed = self._spelled(accepted, text, sure, most)
-        return Forced(self._draft, self._chances(self._guessed))
+        self._texts.append(([], text.encode()))
+        self._draft, self._kinds = self._spelled(accepted, text, sure, most)
+        return Forced(self._draft, self._chances(self._kinds))
 
-    def after(self, matcher: Any, accepted: Sequence[int], draft: Sequence[int], most: int) -> tuple[int, Forced]:
-        """Return how many tokens of a draft the grammar allows, and up to `most` tokens that it forces after them. Call
-        `tokens` first."""
+    def after(self, matcher: Any, accepted: Sequence[int], draft: list[int], most: int) -> tuple[int, Forced]:
+        """Return how many tokens of a draft to keep: those that the grammar allows and with which the target writes
+        forced text; and tokens that the grammar forces after them, up to `most` in all. Call `tokens` first."""
         matcher, style = matcher.fork(), None if self.style is None else self.style.copy()
-        allowed = next((place for place, token in enumerate(draft) if not matcher.accept_token(token)), len(draft))
+        allowed = self._allowed(matcher, draft)
         if style is not None:
             style.read(self.spelling.text(draft[:allowed]), learn=False)
         before = [*accepted[-TAIL:], *draft[:allowed]]
-        if most <= 0 or matcher.is_terminated():
+        if allowed >= most or matcher.is_terminated():
             return allowed, Forced([], [])
-        tokens, guessed = self._spelled(before, *self._text(matcher, style, before), most)
-        return allowed, Forced(tokens, self._chances(guessed))
+        text, sure = self._text(matcher, style, before)
+        self._texts.append((draft[:allowed], text.encode()))
+        tokens, kinds = self._spelled(before, text, sure, most - allowed)
+        return allowed, Forced(tokens, self._chances(kinds))
 
-    def _spelled(self, before: Sequence[int], text: str, sure: int, most: int) -> tuple[list[int], list[bool]]:
-        """Return the tokens of a text, and which come after a guess. sure: bytes before the first guess."""
-        tokens = self.spelling.after(before, text)[0][:most] if text else []
+    def _allowed(self, matcher: Any, draft: list[int]) -> int:
+        """Advance the matcher over the tokens to keep, and return their number."""
+        within = False
+        for place, token in enumerate(draft):
+            if matcher.is_terminated():
+                return place
+            if text := _forced(matcher).encode():
+                if not within:
+                    self._texts.append((draft[:place], text))
+                if self.written.next(text) not in (None, token):
+                    return place
+            within = bool(text)
+            if not matcher.accept_token(token):
+                return place
+        return len(draft)
+
+    def _spelled(self, before: Sequence[int], text: str, sure: int, most: int) -> tuple[list[int], list[int]]:
+        """Return the tokens of a text, and the kind of each. sure: bytes before the first guess."""
+        tokens, known = self.written.spell(before, text, most)
         ends = accumulate(len(self.spelling.vocabulary[token]) for token in tokens)
-        return tokens, [end > sure for end in ends]
+        kinds = [TARGETS if k else GUESSED if end > sure else TOKENIZERS for k, end in zip(known, ends, strict=True)]
+        return tokens, kinds
 
-    def _chances(self, guessed: Sequence[bool]) -> list[float]:
-        return [accepted / seen for accepted, seen in (self._counts[i > 0][each] for i, each in enumerate(guessed))]
+    def _chances(self, kinds: Sequence[int]) -> list[float]:
+        return [accepted / seen for accepted, seen in (self._counts[i > 0][each] for i, each in enumerate(kinds))]
 
     def _text(self, matcher: Any, style: JsonStyle | None, before: Sequence[int]) -> tuple[str, int]:
         """Return forced text after the tokens `before`, and its bytes before the first guess. Advances matcher and

@@ -71,4 +71,5 @@ def general(tmp_path: Path) -> Path:
 @pytest.fixture
 def command(tmp_path: Path, learned_target: Path, kind: str, start_folder: Path, general: Path) -> list[str]:
     fixed = ["--folder", str(tmp_path / "learner"), "--target", str(learned_target), "--kind", kind]
-    return [*fixed, "--start", str(start_folder), "--general", str(general), "--dtype", "float32", "--lookup-gamma", "15"]
+    fixed += ["--start", str(start_folder), "--general", str(general)]
+    return [*fixed, "--dtype", "float32", "--lookup-gamma", "15"]

@@ -14,8 +14,9 @@ from small_grammars import nested_repeats, small_schema, tokenizer, vocabulary
 from outrider.server.plugin.grammars import budget as budgets
 from outrider.server.plugin.grammars.backend import TOO_SLOW, BoundedGrammar, GrammarCache, end_if_too_slow
 from outrider.server.plugin.grammars.budget import GrammarBudget
-from outrider.server.plugin.grammars.forced import ForcedText, Spelling
+from outrider.server.plugin.grammars.forced import ForcedText
 from outrider.server.plugin.grammars.masks import apply_masks, fill_masks
+from outrider.server.plugin.grammars.spelling import Spelling
 
 VOCABULARY = {text: number for number, text in enumerate(vocabulary())}
 

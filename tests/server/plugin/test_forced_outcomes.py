@@ -20,7 +20,8 @@ from outrider.scheduler.contract import Planner
 from outrider.server.plugin.decode import grammar_drafts
 from outrider.server.plugin.decode.grammar_drafts import GrammarDrafts
 from outrider.server.plugin.grammars.backend import BoundedGrammar
-from outrider.server.plugin.grammars.forced import ForcedText, Spelling
+from outrider.server.plugin.grammars.forced import ForcedText
+from outrider.server.plugin.grammars.spelling import Spelling, Written
 from outrider.server.plugin.hooks.algorithm import OutriderAlgorithm
 
 EXACT, SEEN = 1e-6, 0.01
@@ -56,10 +57,13 @@ COMPILED = xgrammar.GrammarCompiler(
 ).compile_regex(f"({'|'.join(ALTERNATIVES)}){{64}}")
 
 
+WRITTEN = Written(Spelling(encode, [word.encode() for word in WORDS]))
+WRITTEN.learn(b"bab", [WORDS.index(word) for word in "bab"])  # the tokenizer writes ba, b
+
+
 def grammar(answer: Text) -> BoundedGrammar:
-    spelling = Spelling(encode, [word.encode() for word in WORDS])
     plain = XGrammarGrammar(xgrammar.GrammarMatcher(COMPILED), VOCAB, COMPILED, None, "", None)
-    made = BoundedGrammar(plain, ForcedText(spelling), unlimited=True)
+    made = BoundedGrammar(plain, ForcedText(WRITTEN.spelling, written=WRITTEN), unlimited=True)
     for token in answer:
         made.accept_token(token)
     return made

@@ -7,8 +7,9 @@ import pytest
 import xgrammar
 from answering import tokenizer
 
-from outrider.server.plugin.grammars.forced import ForcedText, Spelling
+from outrider.server.plugin.grammars.forced import ForcedText
 from outrider.server.plugin.grammars.json_style import JsonStyle
+from outrider.server.plugin.grammars.spelling import MOST_KNOWN, Spelling, Written
 
 RECORDS = [
     {"name": "Anna Berg", "age": 34, "address": {"city": "Oslo", "street_number": 7}, "status": "active"},
@@ -128,6 +129,75 @@ def test_a_draft_is_cut_where_it_is_refused_and_continued(info: xgrammar.Tokeniz
     allowed, more = forced.after(matcher, answer, refused, LONGEST)
     assert tokenizer().decode(refused[:allowed]) in (' "Eva",', ' "Eva", "')
     assert tokenizer().decode([*refused[:allowed], *more.tokens]).startswith(' "Eva", "age":')
+
+
+def split(text: str) -> list[int]:
+    """Each letter is a token of its own."""
+    return [token for letter in text for token in tokenizer().encode(letter, add_special_tokens=False)]
+
+
+def test_text_is_drafted_as_the_target_wrote_it(info: xgrammar.TokenizerInfo, spelling: Spelling) -> None:
+    """A target that splits names otherwise than the tokenizer does so again, also in the next answer by the grammar."""
+    answer = split(json.dumps(RECORDS, indent=2))
+    forced, letters = ForcedText(spelling, JsonStyle()), len("street_number")
+    first, wrong = steps(forced, matcher_of(info, SCHEMA), answer)
+    assert first > 2 * letters
+    again, wrong_again = steps(forced.anew(), matcher_of(info, SCHEMA), answer)
+    assert again < first - 2 * letters
+    assert wrong_again < wrong / 2
+    other, _ = steps(ForcedText(spelling, JsonStyle()), matcher_of(info, SCHEMA), answer)
+    assert other == first
+
+
+def test_a_draft_is_cut_where_the_target_wrote_other_tokens(info: xgrammar.TokenizerInfo, spelling: Spelling) -> None:
+    encode = tokenizer().encode
+    forced, matcher = ForcedText(spelling, JsonStyle()), matcher_of(info, SCHEMA)
+    answer = encode('[{"name": "A", "', add_special_tokens=False)
+    for token in answer:
+        assert matcher.accept_token(token)
+    drafted = encode("age", add_special_tokens=False)
+    assert forced.after(matcher, answer, drafted, LONGEST)[0] == len(drafted) == 1
+    for token in split("age"):
+        forced.tokens(matcher, answer, LONGEST)
+        assert matcher.accept_token(token)
+        answer.append(token)
+    forced.tokens(matcher, answer, LONGEST)
+    later = matcher_of(info, SCHEMA)
+    begun = encode('[{"name": "B', add_special_tokens=False)
+    for token in begun:
+        assert later.accept_token(token)
+    forced = forced.anew()
+    forced.tokens(later, begun, LONGEST)
+    draft = encode('", "', add_special_tokens=False)
+    allowed, more = forced.after(later, begun, [*draft, *drafted], LONGEST)
+    assert allowed == len(draft)
+    assert more.tokens[:3] == split("age")
+
+
+def test_a_draft_may_end_the_answer(info: xgrammar.TokenizerInfo, spelling: Spelling) -> None:
+    forced, matcher = ForcedText(spelling, JsonStyle()), matcher_of(info, {"const": 7})
+    (end,) = info.stop_token_ids[:1]
+    draft = [*tokenizer().encode("7", add_special_tokens=False), end, end]
+    forced.tokens(matcher, [], LONGEST)
+    assert forced.after(matcher, [], draft, LONGEST) == (2, ([], []))
+
+
+@pytest.mark.parametrize("text", ["é", "naïve €"])
+def test_tokens_that_end_within_a_character_are_remembered(text: str, spelling: Spelling) -> None:
+    bytes_alone = [list(spelling.vocabulary).index(bytes([byte])) for byte in text.encode()]
+    written = Written(spelling)
+    written.learn(text.encode(), bytes_alone)
+    assert written.spell([], text, LONGEST) == (bytes_alone, [True] * len(bytes_alone))
+    partly = Written(spelling)
+    partly.learn(text.encode(), bytes_alone[: len(bytes_alone) - 1])
+    assert partly.spell([], text, LONGEST)[0] == bytes_alone[: len(bytes_alone) - 1]
+
+
+def test_few_texts_are_remembered(spelling: Spelling) -> None:
+    written = Written(spelling)
+    for number in range(3 * MOST_KNOWN):
+        written.learn(b"%d" % number, split(str(number)))
+        assert len(written._tokens) <= MOST_KNOWN
 
 
 def test_the_chance_of_a_guess_falls_when_guesses_are_wrong(info: xgrammar.TokenizerInfo, spelling: Spelling) -> None:
