@@ -36,11 +36,11 @@ from .supply import MORE, PROMPTS, Item, Supply, general_answers
 
 LEAST_ANSWERS = 24
 GENERAL_EVERY, GENERAL_AFTER_LOSS, GENERAL_LOSS = 4, 2, 0.93
-"""One step in GENERAL_EVERY trains on a general answer, or one in GENERAL_AFTER_LOSS after a gate where the trained
-weights' tau on them is below GENERAL_LOSS times the best drafter's. The gate refuses candidates that are much worse."""
-GENERAL_AIM, BISECTIONS = 0.95, 3
-"""Trained weights with less of the best drafter's tau on general answers are mixed with the first drafter's. BISECTIONS
-mixtures are tried, to find the largest share of trained weights that reaches the aim."""
+"""One step in GENERAL_EVERY trains on a general answer, or one in GENERAL_AFTER_LOSS after a gate where a candidate's tau
+on them is below GENERAL_LOSS times the best drafter's. The gate refuses candidates that are much worse."""
+MOST_SHARE, GENERAL_AIM, BISECTIONS = 0.75, 0.95, 3
+"""A candidate is the first drafter moved by MOST_SHARE of the way to the trained weights, or less: BISECTIONS shares are
+tried, to find the largest with GENERAL_AIM of the best drafter's tau on general answers."""
 LOOK_EVERY = 20
 """Steps between looks at new answers and at the server's state."""
 GATE_TOKENS = 4096
@@ -330,9 +330,9 @@ class Learner:
             patience.wait_for = self._more_answers()
 
     def _write_candidate(self, run: DraftRun[Any], folder: Path) -> tuple[float, bool]:
-        """Write the run's present weights, mixed with the first drafter as far as general answers require.
+        """Write the run's present weights, mixed with the first drafter if there is one.
 
-        Returns the share of the trained weights, and True if they alone lose too much on the choosing answers.
+        Returns the share of the trained weights, and True if even this mixture loses too much on the choosing answers.
         """
         choosing, first = self.general.choosing, self.drafters.folder_of(None)
         answers = self.general.sequences(choosing)
@@ -341,21 +341,21 @@ class Learner:
             self.drafters.save(run.model, folder)
         self.state = ServerState.read(self.folder)
         before = max(self._general_tau(name, choosing) for name in (self.state.in_use, None))
-        kept = tau(self.drafters.follow(folder, answers)) / before
-        if first is None or kept >= GENERAL_AIM:
-            return 1.0, kept < GENERAL_LOSS
-        trained, low, high = self.drafters.load(folder, torch.float32), 0.0, 1.0
+        if first is None:
+            return 1.0, tau(self.drafters.follow(folder, answers)) < GENERAL_LOSS * before
+        trained, low, high = self.drafters.load(folder, torch.float32), 0.0, MOST_SHARE
 
-        def write(share: float) -> None:
+        def kept(share: float) -> float:
             self.drafters.save(mixed(self.drafters.load(first, torch.float32), trained, share), folder)
+            return tau(self.drafters.follow(folder, answers)) / before
 
+        if (most := kept(MOST_SHARE)) >= GENERAL_AIM:
+            return MOST_SHARE, False
         for _ in range(BISECTIONS):
             share = (low + high) / 2
-            write(share)
-            reached = tau(self.drafters.follow(folder, answers)) >= GENERAL_AIM * before
-            low, high = (share, high) if reached else (low, share)
-        write(low)
-        return low, kept < GENERAL_LOSS
+            low, high = (share, high) if kept(share) >= GENERAL_AIM else (low, share)
+        kept(low)
+        return low, most < GENERAL_LOSS
 
     def _general_tau(self, name: str | None, numbers: list[int]) -> float:
         """Return tau on these general answers, of a drafter or of none."""
