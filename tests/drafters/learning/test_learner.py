@@ -165,7 +165,7 @@ def test_a_refused_candidate_is_not_made_again(folder: Path, command: list[str],
     assert candidates(folder) == ["0002"]
 
 
-@pytest.mark.parametrize(("aim", "share", "trained"), [(0.0, 4, 1.0), (100.0, 2, 0.0)])
+@pytest.mark.parametrize(("aim", "share", "trained"), [(0.0, 4, 0.75), (100.0, 2, 0.0)])
 def test_forgotten_general_answers_are_trained_more_and_weights_mixed(
     folder: Path, command: list[str], answers: list[Answer], aim: float, share: int, trained: float
 ) -> None:
