@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..machine import hardware
@@ -13,6 +13,7 @@ from ..model.target import Model
 from ..plugin.buckets import FIRST_TOKEN_SECONDS, REQUEST_SECONDS, TOKEN_SECONDS
 from ..settings import gpu_attention, traces
 from ..settings.memory import REQUESTS, MemoryPlan
+from ..settings.parallel import SGLangParser
 from ..settings.setting import declared, name_of
 from ..settings.settings import Settings
 from . import data_parallel, logs
@@ -84,7 +85,7 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
     """Make SGLang's arguments. Load plugins first: they add choices to SGLang's flags."""
     from sglang.srt.server_args import ServerArgs
 
-    context = settings.context_length
+    given, context = parse_flags(settings.sglang_flags), settings.context_length
     if memory.max_total_tokens is not None:
         # A request that does not fit the cache is then refused like any that is beyond the context.
         context = min(context or model.context_length, memory.max_total_tokens)
@@ -128,7 +129,6 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
         if settings.parallel.role == "decode":
             arguments["disaggregation_decode_retraction_backup"] = "cpu_tensor"  # SGLang's other pool is a GPU's
     else:
-        given = parse_flags(settings.sglang_flags)
         arguments |= gpu_attention.choose(hardware.compute_capability(), model, given, settings.resolved_dtype)
         arguments |= gpu_attention.graphs(
             None if settings.diffusion else given.get("attention_backend") or arguments["attention_backend"],
@@ -136,9 +136,11 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
             ranks=settings.parallel.tp_size,
             adapters=settings.has_adapters,
         )
-    arguments |= _decoding(settings, context or model.context_length, memory.max_total_tokens) | _order(settings)
+    arguments |= _decoding(settings, context or model.context_length, memory.max_total_tokens)
+    if settings.reads_in_chunks and not settings.disable_radix_cache and not given.get("enable_priority_scheduling"):
+        arguments["schedule_policy"] = "shortest-prefill-first"
     try:
-        return ServerArgs(**(arguments | parse_flags(settings.sglang_flags)))
+        return ServerArgs(**(arguments | given))
     except (TypeError, ValueError) as error:
         raise UserError(f"SGLang refuses these settings: {first_line(error)}") from None
 
@@ -166,24 +168,13 @@ def _decoding(settings: Settings, context: int, cache: int | None) -> dict[str, 
     }
 
 
-def _order(settings: Settings) -> dict[str, Any]:
-    """Return the argument by which short prompts are read first, if prompts are read in our chunks."""
-    if not settings.reads_in_chunks or settings.disable_radix_cache:
-        return {}
-    return (
-        {}
-        if parse_flags(settings.sglang_flags).get("enable_priority_scheduling")
-        else {"schedule_policy": "shortest-prefill-first"}
-    )
-
-
 def parse_flags(flags: Sequence[str]) -> dict[str, Any]:
     """Return the values of the flags given after `--`, by the name of their field."""
     if not flags:
         return {}
     from sglang.srt.server_args import ServerArgs
 
-    parser = _FlagParser(prog="SGLang", add_help=False, allow_abbrev=False)
+    parser = SGLangParser()
     ServerArgs.add_cli_args(parser)
     for action in parser._actions:
         action.default = argparse.SUPPRESS
@@ -207,8 +198,3 @@ def parse_flags(flags: Sequence[str]) -> dict[str, Any]:
 def first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
-
-
-class _FlagParser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"among the flags for SGLang: {message}")
