@@ -76,7 +76,7 @@ def with_found_drafter(settings: Settings, model: Model, say: Callable[[str], No
     listed = candidates(settings, model)
     refused = []
     for each in listed:
-        obstacle = each.obstacle or (_damage(each.folder, model) if each.folder else "")
+        obstacle = each.obstacle or (damage(each.folder, model) if each.folder else "")
         if each.folder is not None and not obstacle:
             name = registry.serving(each.kind)[0]
             say(f"Drafter {name}: {each.name}, {each.origin}, fits {model.name} (--drafter ngram does without)")
@@ -139,7 +139,7 @@ def _unserved(kind: str, settings: Settings, model: Model) -> str:
     return ""
 
 
-def _damage(folder: Path, model: Model) -> str:
+def damage(folder: Path, model: Model) -> str:
     """Return the reason why a drafter's weights cannot be used, "" if they can; reads them."""
     try:
         networks.check(folder, model.config)
