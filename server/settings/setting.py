@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import typing
 from collections.abc import Iterable
 from dataclasses import Field, dataclass, field, fields
@@ -122,8 +123,4 @@ def default_in_words(each: Field[Any], flag: Flag) -> str:
 
 def _plain(markdown: str) -> str:
     """Return the text without the marks of code and links."""
-    words = markdown.replace("`", "")
-    while "](" in words:
-        before, _, rest = words.partition("](")
-        words = "".join(before.rsplit("[", 1)) + rest.partition(")")[2]
-    return words
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", markdown.replace("`", ""))
