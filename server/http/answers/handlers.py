@@ -8,6 +8,7 @@ import functools
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Collection
+from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -184,15 +185,11 @@ def _with_seed_per_choice(internal: GenerateReqInput, seed: int, n: int) -> Gene
     several = isinstance(prompts, list) and not isinstance(prompts[0], int)
     if n == 1 and not several:
         return internal
-    prompts = prompts if several else [prompts]
-    parameters = []
-    for index in range(len(prompts) * n):
-        params = copy.copy(internal.sampling_params)
-        params["n"] = 1
-        params["sampling_seed"] = choice_seed(seed, index)
-        parameters.append(params)
-    setattr(internal, name, [prompt for prompt in prompts for _ in range(n)])
-    internal.sampling_params = parameters
+    prompts = [prompt for prompt in (prompts if several else [prompts]) for _ in range(n)]
+    setattr(internal, name, prompts)
+    internal.sampling_params = [
+        {**internal.sampling_params, "n": 1, "sampling_seed": choice_seed(seed, index)} for index in range(len(prompts))
+    ]
     return internal
 
 
@@ -251,16 +248,12 @@ class ChatHandler(_Handler, TokenwiseChat):
 
 def _result_of(work: Callable[..., Any], *args: Any) -> Callable[..., Any]:
     """Do the work, and return a function that returns its value or raises its exception."""
+    done = Future[Any]()
     try:
-        value = work(*args)
+        done.set_result(work(*args))
     except Exception as error:
-        reason = error
-
-        def fail(*_: Any) -> Any:
-            raise reason
-
-        return fail
-    return lambda *_: value
+        done.set_exception(error)
+    return lambda *_: done.result()
 
 
 class TextHandler(_Handler, OpenAIServingCompletion):
