@@ -73,11 +73,6 @@ def declared(settings: type) -> list[tuple[Field[Any], Flag]]:
     return [(each, each.metadata[FLAG]) for each in fields(settings) if FLAG in each.metadata]
 
 
-def groups(settings: type) -> list[str]:
-    """Return the headings of `outrider serve --help`."""
-    return list(dict.fromkeys(flag.group for _, flag in declared(settings)))
-
-
 def add_flags(parser: Flags, settings: type, names: Iterable[str], **changed: dict[str, Any]) -> None:
     """Add the flags of the named settings. changed: argparse options, by setting, that replace the declared ones."""
     known = {each.name: (each, flag) for each, flag in declared(settings)}
