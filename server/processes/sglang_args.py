@@ -40,16 +40,18 @@ NAMED_ALIKE = (
     *("tool_call_parser", "reasoning_parser", "chat_template"),
 )
 """Settings with the same name in SGLang, which chooses a value if ours is None."""
-KV_ONLY = "it brings back keys and values alone, without their tokens and drafter states"
+FURTHER_CACHES = (
+    *("enable_hierarchical_cache", "hicache_storage_backend", "enable_lmcache", "lmcache_config_file"),
+    *("enable_flexkv", "flexkv_config_file", "enable_unified_cache_external_linker", "radix_cache_backend"),
+    "enable_hisparse",
+)
 # Flags of SGLang for its own HTTP server, which does not run here, or in conflict with ours.
 UNAVAILABLE = {
     "tokenizer_worker_num": "one tokenizer process",
     "enable_dp_attention": "all ranks verify the same drafts, with lengths from the first rank; "
     "--engines N gives separate engines",
     "pp_size": "a step is planned as one forward of all layers; --tp-size spreads every layer instead",
-    "grpc_port": "HTTP only",
-    "grpc_mode": "HTTP only",
-    "smg_grpc_mode": "HTTP only",
+    **dict.fromkeys(("grpc_port", "grpc_mode", "smg_grpc_mode"), "HTTP only"),
     "enable_http2": "HTTP/1.1 only",
     "is_embedding": "text generation only",
     "skip_tokenizer_init": "requests in text",
@@ -63,15 +65,7 @@ UNAVAILABLE = {
     "config": "flags on the command line",
     "incremental_streaming_output": "an answer's text is read whole, so that it can be cut where its tokens end",
     "dllm_fdfo": "every round takes all requests",
-    "enable_hierarchical_cache": KV_ONLY,
-    "hicache_storage_backend": KV_ONLY,
-    "enable_lmcache": KV_ONLY,
-    "lmcache_config_file": KV_ONLY,
-    "enable_flexkv": KV_ONLY,
-    "flexkv_config_file": KV_ONLY,
-    "enable_unified_cache_external_linker": KV_ONLY,
-    "radix_cache_backend": KV_ONLY,
-    "enable_hisparse": KV_ONLY,
+    **dict.fromkeys(FURTHER_CACHES, "it brings back keys and values alone, without their tokens and drafter states"),
 }
 
 GRAMMAR_BACKENDS = ("xgrammar", "none")
