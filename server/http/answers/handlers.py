@@ -145,7 +145,7 @@ class _Handler:
         if not (collector.trace or (request.stream_options and request.stream_options.include_usage)):
             return make_stream(self, internal, request, raw)
         handler = copy.copy(self)
-        handler.tokenizer_manager = CollectingTokenizerManager(self.tokenizer_manager, collector)  # type: ignore[attr-defined]
+        handler.tokenizer_manager = CollectingTokenizerManager(self.tokenizer_manager, collector.add)  # type: ignore[attr-defined]
         return collector.annotate(make_stream(handler, internal, request, raw))
 
     def _deferred(
@@ -284,7 +284,7 @@ class TextHandler(_Handler, OpenAIServingCompletion):
         if not self._with_prompt(request):
             return self._annotated_stream(make, internal, request, raw)
         echoed, handler = logprobs.EchoedPrompt(self.tokens_by_id), copy.copy(self)
-        handler.tokenizer_manager = CollectingTokenizerManager(self.tokenizer_manager, echoed)  # type: ignore[assignment]
+        handler.tokenizer_manager = CollectingTokenizerManager(self.tokenizer_manager, echoed.add)  # type: ignore[assignment]
         return echoed.annotate(handler._annotated_stream(make, internal, request, raw))
 
     def _build_completion_response(self, request: Any, ret: list[dict[str, Any]], created: int) -> Any:
