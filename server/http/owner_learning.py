@@ -159,7 +159,7 @@ class OwnerLearning(Learning, ABC):
 
     def snapshot(self) -> dict[str, Any]:
         """Return the page's data: sums, and the number of learned drafters; no owner's promotions."""
-        return super().snapshot() | {"in_use": None, "learned": self._learned}
+        return super().snapshot() | {"in_use": None, "learned": self._learned, "exchanges": []}
 
 
 @dataclass
