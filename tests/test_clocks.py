@@ -11,7 +11,6 @@ SAYS_WHEN = {
     "drafters/learning/answers.py",
     "drafters/learning/progress.py",
     "server/bench/record.py",
-    "server/http/owner_learning.py",
     "server/http/learning.py",
     "server/http/answers/responses.py",
     "server/http/routes/openai.py",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..settings.settings import Settings
@@ -26,15 +26,8 @@ if TYPE_CHECKING:
 
 MOVED = {"--measure": "`outrider tune --model MODEL --drafter-path FOLDER`; this list then has the drafter's times"}
 SHAPE = {"hidden_size": "hidden size", "vocab_size": "vocabulary", "num_hidden_layers": "layers"}
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Times for one request. draft: seconds to make a draft. step: seconds to verify it; None: unknown. how: source."""
-
-    draft: float
-    step: float | None
-    how: str
+UNKNOWN: dict[str, Any] = dict.fromkeys(("draft_ms", "step_ms", "known_from"))
+"""Times of a drafter without a profile."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,18 +46,19 @@ def run(args: argparse.Namespace) -> int:
 
     model = target.find(settings.model)
     drafters = drafter_search.candidates(settings, model)
-    speeds = [_speed(settings, model, drafter) if drafter.fits else None for drafter in drafters]
+    rows = [_row(drafter) | (_times(settings, model, drafter) if drafter.fits else UNKNOWN) for drafter in drafters]
     taken = next((drafter for drafter in drafters if drafter.fits), None)
     if args.json:
-        print(json.dumps(_as_json(model, drafters, speeds, taken), indent=1))
+        shape = {key: model.config.get(key) for key in SHAPE}
+        listed = {"model": model.name, **shape, "auto": None if taken is None else taken.name, "drafters": rows}
+        print(json.dumps(listed, indent=1))
         return 0
-    shape = ", ".join(f"{name} {model.config[key]}" for key, name in SHAPE.items() if key in model.config)
-    print(f"{model.name}: {shape}")
-    for drafter, speed in zip(drafters, speeds, strict=True):
+    print(f"{model.name}: " + ", ".join(f"{SHAPE[key]} {model.config[key]}" for key in SHAPE if key in model.config))
+    for drafter, row in zip(drafters, rows, strict=True):
         line = f"  {drafter.kind or '?':9} {drafter.name}, {_said(drafter)}"
-        if speed:
-            beside = f" beside a step of {speed.step * 1e3:.1f} ms" if speed.step else ""
-            line += f"; a draft takes {speed.draft * 1e3:.1f} ms{beside} ({speed.how})"
+        if row["known_from"]:
+            line += f"; a draft takes {row['draft_ms']:.1f} ms beside a step of {row['step_ms']:.1f} ms"
+            line += f" ({row['known_from']})"
         print(line)
     auto = "ngram, prompt lookup without a model" if taken is None else f"{taken.kind}, {taken.name}"
     print(f"--drafter auto takes {auto}")
@@ -79,29 +73,19 @@ def _said(drafter: Candidate) -> str:
     return f"{drafter.origin}, " + (f"does not fit: {drafter.obstacle}" if drafter.obstacle else "fits")
 
 
-def _as_json(
-    model: Model, candidates: list[Candidate], speeds: list[Speed | None], taken: Candidate | None
-) -> dict[str, Any]:
-    drafters = [
-        {
-            "name": drafter.name,
-            "kind": drafter.kind or None,
-            "from": drafter.origin,
-            "folder": None if drafter.folder is None else str(drafter.folder),
-            "fits": None if drafter.folder is None and not drafter.obstacle else drafter.fits,
-            "obstacle": drafter.obstacle or None,
-            "draft_ms": None if speed is None else speed.draft * 1e3,
-            "step_ms": None if speed is None or speed.step is None else speed.step * 1e3,
-            "known_from": None if speed is None else speed.how,
-        }
-        for drafter, speed in zip(candidates, speeds, strict=True)
-    ]
-    shape = {key: model.config.get(key) for key in SHAPE}
-    return {"model": model.name, **shape, "auto": None if taken is None else taken.name, "drafters": drafters}
+def _row(drafter: Candidate) -> dict[str, Any]:
+    return {
+        "name": drafter.name,
+        "kind": drafter.kind or None,
+        "from": drafter.origin,
+        "folder": None if drafter.folder is None else str(drafter.folder),
+        "fits": None if drafter.folder is None and not drafter.obstacle else drafter.fits,
+        "obstacle": drafter.obstacle or None,
+    }
 
 
-def _speed(settings: Settings, model: Model, drafter: Candidate) -> Speed | None:
-    """Return a drafter's times in this machine's profile, of any activations; None without a profile."""
+def _times(settings: Settings, model: Model, drafter: Candidate) -> dict[str, Any]:
+    """Return a drafter's times for one request in this machine's profile, of any activations."""
     import numpy as np
 
     from outrider.drafters import registry
@@ -117,5 +101,6 @@ def _speed(settings: Settings, model: Model, drafter: Candidate) -> Speed | None
             cost, tokens = profile.cost(), np.array([settings.gamma + 1])
             context = min(point.context for point in profile.points)
             step = float(cost.seconds(1, tokens, context)[0])
-            return Speed(cost.draft_seconds(1), step, f"profile {profile.name}")
-    return None
+            draft = cost.draft_seconds(1)
+            return {"draft_ms": draft * 1e3, "step_ms": step * 1e3, "known_from": f"profile {profile.name}"}
+    return UNKNOWN

@@ -2,9 +2,8 @@
 
 import argparse
 import platform
-from importlib.metadata import PackageNotFoundError, version
 
-from outrider.profiles.fingerprint import cpu_name
+from outrider.profiles.fingerprint import cpu_name, package_version
 
 from ..machine import hardware
 
@@ -17,10 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     for package in PACKAGES:
-        try:
-            print(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            print(f"{package} not installed")
+        print(package, package_version(package) or "not installed")
     print(f"python {platform.python_version()}")
     print(f"cpu {cpu_name()}, bfloat16 {'yes' if hardware.cpu_has_fast_bfloat16() else 'no'}")
     print(f"gpu {'yes' if hardware.has_gpu() else 'no'}")

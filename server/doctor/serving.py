@@ -10,7 +10,7 @@ from ..model import hub, target
 from ..model.target import Model
 from ..settings import checkpoints, drafter_search, memory, model_kinds, profile_lookup
 from ..settings.activations import with_activations
-from ..settings.declared import CHECKPOINT_DRAFTERS
+from ..settings.declared import CHECKPOINT_DRAFTERS, TRAINED_DRAFTERS
 from ..settings.settings import Settings
 from .finding import Finding, ok, problem, warning
 from .machine import gib
@@ -71,19 +71,11 @@ def _lacks(model: Model) -> str:
 def _drafter(settings: Settings, model: Model) -> Finding:
     if settings.drafter not in CHECKPOINT_DRAFTERS:
         return ok("drafter", "none" if settings.drafter == "off" else f"{settings.drafter}, which needs no weights")
-    from safetensors import SafetensorError
-
-    from outrider.drafters import networks, registry
-    from outrider.drafters.config_file import CheckpointError
-
-    folder = str(settings.drafter_path)
-    try:
-        networks.check(folder, model.config)
-    except (CheckpointError, SafetensorError, OSError, ValueError) as error:
+    folder = Path(str(settings.drafter_path))
+    if damage := drafter_search.damage(folder, model):
         makes = f" (`outrider train {settings.drafter} --target {model.path}` makes one)"
-        trained = makes if registry.find(settings.drafter).trained else ""
-        remedy = f"another --drafter-path{trained}, or --drafter ngram"
-        return problem("drafter", f"{folder}: {' '.join(str(error).split())}", remedy)
+        trained = makes if settings.drafter in TRAINED_DRAFTERS else ""
+        return problem("drafter", f"{folder}: {damage}", f"another --drafter-path{trained}, or --drafter ngram")
     return ok("drafter", f"{settings.drafter}, {folder}")
 
 

@@ -78,17 +78,10 @@ class ConnectionMetrics:
     """Connections to the port for requests."""
 
     def __init__(self) -> None:
-        self._open = Gauge(
+        self.open = Gauge(
             "outrider_open_connections", "Connections to the port for requests.", multiprocess_mode="livesum"
         )
-        self._refused = Counter("outrider_refused_connections", "Connections closed for --max-connections.")
-
-    def opened(self, change: int) -> None:
-        """Change the number of open connections: -1 when one ends."""
-        self._open.inc(change)
-
-    def refused(self) -> None:
-        self._refused.inc()
+        self.refused = Counter("outrider_refused_connections", "Connections closed for --max-connections.")
 
 
 class AnswerMetrics:

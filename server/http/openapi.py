@@ -6,6 +6,7 @@ It describes the accepted fields, with bounds and defaults of the running server
 import math
 from collections.abc import Iterable
 from dataclasses import is_dataclass
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any, Optional
 
@@ -75,16 +76,12 @@ def install(
     app: FastAPI, limits: Limits, sampling: SamplingDefaults, dialects: Iterable[Dialect], has_key: bool
 ) -> None:
     """Add the route. dialects: other APIs. has_key: routes outside `OPEN_PATHS` need a key."""
-    documents: dict[tuple[str, ...], dict[str, Any]] = {}  # the latest, by the names of adapters
 
-    def openapi() -> dict[str, Any]:
-        adapters = limits.adapters()
-        if adapters not in documents:
-            documents.clear()
-            documents[adapters] = _document(app, limits, sampling, dialects, has_key)
-        return documents[adapters]
+    @lru_cache(1)
+    def document(adapters: tuple[str, ...]) -> dict[str, Any]:
+        return _document(app, limits, sampling, dialects, has_key)
 
-    app.openapi = openapi  # type: ignore[method-assign]
+    app.openapi = lambda: document(limits.adapters())  # type: ignore[method-assign]
     app.openapi_url, app.docs_url, app.redoc_url = "/openapi.json", None, None
     app.setup()
 

@@ -5,7 +5,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
@@ -160,13 +159,7 @@ class OwnerLearning(Learning, ABC):
 
     def snapshot(self) -> dict[str, Any]:
         """Return the page's data: sums, and the number of learned drafters; no owner's promotions."""
-        shown: dict[str, Any] = {
-            "in_use": None,
-            "learned": self._learned,
-            "exchanges": [],
-            "now": round(time.time(), 3),
-        }
-        return self.numbers | shown
+        return super().snapshot() | {"in_use": None, "learned": self._learned, "exchanges": []}
 
 
 @dataclass

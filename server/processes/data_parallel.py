@@ -13,8 +13,8 @@ import multiprocessing
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from ..machine import threads
@@ -45,7 +45,8 @@ def run_controller(
     tempfile.tempdir = str(report.path.parent)  # where SGLang puts the sockets to the schedulers
     from sglang.srt.managers import data_parallel_controller as sglang
 
-    sglang.mp = _Multiprocessing(placements)
+    # The controller calls no more of `multiprocessing`.
+    sglang.mp = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=functools.partial(_Scheduler, placements))
     sglang.DataParallelController.event_loop = _dispatch
     kwargs["run_scheduler_process_func"] = functools.partial(run_scheduler, report, placements, os.getpid(), verbose)
 
@@ -57,27 +58,13 @@ def run_controller(
     sglang.run_data_parallel_controller_process(**kwargs)
 
 
-class _Multiprocessing:
-    """Replacement of the module `multiprocessing` in SGLang's controller."""
-
-    def __init__(self, placements: Sequence[Placement]) -> None:
-        self._placements = placements
-
-    def Pipe(self, duplex: bool) -> tuple[Connection, Connection]:
-        return multiprocessing.Pipe(duplex)
-
-    def Process(self, target: Callable[..., None], args: tuple[Any, ...]) -> _Scheduler:
-        engine = engine_index(args)
-        environment = {**self._placements[engine].environment, RENDEZVOUS: f"{os.environ[RENDEZVOUS]}-{engine}"}
-        return _Scheduler(environment, target, args)
-
-
 class _Scheduler(multiprocessing.Process):
-    """An engine's scheduler, started with `environment`, and watched."""
+    """An engine's scheduler, started with its placement's environment, and watched."""
 
-    def __init__(self, environment: Mapping[str, str], target: Callable[..., None], args: tuple[Any, ...]) -> None:
+    def __init__(self, placements: Sequence[Placement], target: Callable[..., None], args: tuple[Any, ...]) -> None:
         super().__init__(target=target, args=args)
-        self._environment = environment
+        engine = engine_index(args)
+        self._environment = {**placements[engine].environment, RENDEZVOUS: f"{os.environ[RENDEZVOUS]}-{engine}"}
 
     def start(self) -> None:
         """Start the process. SGLang starts one at a time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..machine import hardware
@@ -13,6 +13,7 @@ from ..model.target import Model
 from ..plugin.buckets import FIRST_TOKEN_SECONDS, REQUEST_SECONDS, TOKEN_SECONDS
 from ..settings import gpu_attention, traces
 from ..settings.memory import REQUESTS, MemoryPlan
+from ..settings.parallel import SGLangParser
 from ..settings.setting import declared, name_of
 from ..settings.settings import Settings
 from . import data_parallel, logs
@@ -39,16 +40,18 @@ NAMED_ALIKE = (
     *("tool_call_parser", "reasoning_parser", "chat_template"),
 )
 """Settings with the same name in SGLang, which chooses a value if ours is None."""
-KV_ONLY = "it brings back keys and values alone, without their tokens and drafter states"
+FURTHER_CACHES = (
+    *("enable_hierarchical_cache", "hicache_storage_backend", "enable_lmcache", "lmcache_config_file"),
+    *("enable_flexkv", "flexkv_config_file", "enable_unified_cache_external_linker", "radix_cache_backend"),
+    "enable_hisparse",
+)
 # Flags of SGLang for its own HTTP server, which does not run here, or in conflict with ours.
 UNAVAILABLE = {
     "tokenizer_worker_num": "one tokenizer process",
     "enable_dp_attention": "all ranks verify the same drafts, with lengths from the first rank; "
     "--engines N gives separate engines",
     "pp_size": "a step is planned as one forward of all layers; --tp-size spreads every layer instead",
-    "grpc_port": "HTTP only",
-    "grpc_mode": "HTTP only",
-    "smg_grpc_mode": "HTTP only",
+    **dict.fromkeys(("grpc_port", "grpc_mode", "smg_grpc_mode"), "HTTP only"),
     "enable_http2": "HTTP/1.1 only",
     "is_embedding": "text generation only",
     "skip_tokenizer_init": "requests in text",
@@ -62,15 +65,7 @@ UNAVAILABLE = {
     "config": "flags on the command line",
     "incremental_streaming_output": "an answer's text is read whole, so that it can be cut where its tokens end",
     "dllm_fdfo": "every round takes all requests",
-    "enable_hierarchical_cache": KV_ONLY,
-    "hicache_storage_backend": KV_ONLY,
-    "enable_lmcache": KV_ONLY,
-    "lmcache_config_file": KV_ONLY,
-    "enable_flexkv": KV_ONLY,
-    "flexkv_config_file": KV_ONLY,
-    "enable_unified_cache_external_linker": KV_ONLY,
-    "radix_cache_backend": KV_ONLY,
-    "enable_hisparse": KV_ONLY,
+    **dict.fromkeys(FURTHER_CACHES, "it brings back keys and values alone, without their tokens and drafter states"),
 }
 
 GRAMMAR_BACKENDS = ("xgrammar", "none")
@@ -84,7 +79,7 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
     """Make SGLang's arguments. Load plugins first: they add choices to SGLang's flags."""
     from sglang.srt.server_args import ServerArgs
 
-    context = settings.context_length
+    given, context = parse_flags(settings.sglang_flags), settings.context_length
     if memory.max_total_tokens is not None:
         # A request that does not fit the cache is then refused like any that is beyond the context.
         context = min(context or model.context_length, memory.max_total_tokens)
@@ -128,7 +123,6 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
         if settings.parallel.role == "decode":
             arguments["disaggregation_decode_retraction_backup"] = "cpu_tensor"  # SGLang's other pool is a GPU's
     else:
-        given = parse_flags(settings.sglang_flags)
         arguments |= gpu_attention.choose(hardware.compute_capability(), model, given, settings.resolved_dtype)
         arguments |= gpu_attention.graphs(
             None if settings.diffusion else given.get("attention_backend") or arguments["attention_backend"],
@@ -136,9 +130,11 @@ def build(settings: Settings, model: Model, memory: MemoryPlan, engines: int) ->
             ranks=settings.parallel.tp_size,
             adapters=settings.has_adapters,
         )
-    arguments |= _decoding(settings, context or model.context_length, memory.max_total_tokens) | _order(settings)
+    arguments |= _decoding(settings, context or model.context_length, memory.max_total_tokens)
+    if settings.reads_in_chunks and not settings.disable_radix_cache and not given.get("enable_priority_scheduling"):
+        arguments["schedule_policy"] = "shortest-prefill-first"
     try:
-        return ServerArgs(**(arguments | parse_flags(settings.sglang_flags)))
+        return ServerArgs(**(arguments | given))
     except (TypeError, ValueError) as error:
         raise UserError(f"SGLang refuses these settings: {first_line(error)}") from None
 
@@ -166,24 +162,13 @@ def _decoding(settings: Settings, context: int, cache: int | None) -> dict[str, 
     }
 
 
-def _order(settings: Settings) -> dict[str, Any]:
-    """Return the argument by which short prompts are read first, if prompts are read in our chunks."""
-    if not settings.reads_in_chunks or settings.disable_radix_cache:
-        return {}
-    return (
-        {}
-        if parse_flags(settings.sglang_flags).get("enable_priority_scheduling")
-        else {"schedule_policy": "shortest-prefill-first"}
-    )
-
-
 def parse_flags(flags: Sequence[str]) -> dict[str, Any]:
     """Return the values of the flags given after `--`, by the name of their field."""
     if not flags:
         return {}
     from sglang.srt.server_args import ServerArgs
 
-    parser = _FlagParser(prog="SGLang", add_help=False, allow_abbrev=False)
+    parser = SGLangParser()
     ServerArgs.add_cli_args(parser)
     for action in parser._actions:
         action.default = argparse.SUPPRESS
@@ -207,8 +192,3 @@ def parse_flags(flags: Sequence[str]) -> dict[str, Any]:
 def first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
-
-
-class _FlagParser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"among the flags for SGLang: {message}")

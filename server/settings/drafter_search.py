@@ -3,7 +3,7 @@
 `--drafter auto` takes the first that fits, without a download; `outrider drafters` shows them all.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -76,7 +76,7 @@ def with_found_drafter(settings: Settings, model: Model, say: Callable[[str], No
     listed = candidates(settings, model)
     refused = []
     for each in listed:
-        obstacle = each.obstacle or (_damage(each.folder, model) if each.folder else "")
+        obstacle = each.obstacle or (damage(each.folder, model) if each.folder else "")
         if each.folder is not None and not obstacle:
             name = registry.serving(each.kind)[0]
             say(f"Drafter {name}: {each.name}, {each.origin}, fits {model.name} (--drafter ngram does without)")
@@ -93,13 +93,12 @@ def with_found_drafter(settings: Settings, model: Model, say: Callable[[str], No
     return settings
 
 
-def _public(settings: Settings, model: Model) -> Iterator[public.PublicDrafter]:
-    """Yield public drafters for each name of a model: its own, the requested one, its repository in the hub's cache."""
+def _public(settings: Settings, model: Model) -> Iterable[public.PublicDrafter]:
+    """Return public drafters for each name of a model: its own, the requested one, its repository in the cache."""
     names = [model.name, str(settings.model)]
     if model.folder is not None and model.folder.parent.name == "snapshots":
         names.append(model.folder.parents[1].name.removeprefix(SNAPSHOT).replace("--", "/"))
-    seen = dict.fromkeys(drafter for name in names for drafter in public.drafting_for(name))
-    yield from seen
+    return dict.fromkeys(drafter for name in names for drafter in public.drafting_for(name))
 
 
 def _here(repo: str, settings: Settings, model: Model) -> tuple[Path | None, str]:
@@ -139,7 +138,7 @@ def _unserved(kind: str, settings: Settings, model: Model) -> str:
     return ""
 
 
-def _damage(folder: Path, model: Model) -> str:
+def damage(folder: Path, model: Model) -> str:
     """Return the reason why a drafter's weights cannot be used, "" if they can; reads them."""
     try:
         networks.check(folder, model.config)

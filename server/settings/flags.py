@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from .declared import DRAFTERS
-from .setting import Flags, add_flags, declared, groups
+from .setting import Flags, add_flags, declared
 from .settings import Settings
 
 TARGET = ("model", "dtype", "quantization", "activations", "device", "threads")
@@ -24,7 +24,7 @@ MOVED = {
 
 def add_all_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `outrider serve`, in groups."""
-    for title in groups(Settings):
+    for title in dict.fromkeys(flag.group for _, flag in declared(Settings)):
         group = parser.add_argument_group(title)
         add_flags(group, Settings, [each.name for each, flag in declared(Settings) if flag.group == title])
     parser.add_argument("sglang_flags", nargs="*", metavar="-- SGLANG_FLAG", help="flags for SGLang, after --")

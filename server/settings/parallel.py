@@ -134,13 +134,18 @@ def interface_of(address: str, interfaces: Mapping[str, Sequence[Any]]) -> str |
     return next((name for name, places in interfaces.items() if any(a.address == address for a in places)), None)
 
 
-class _ParallelParser(argparse.ArgumentParser):
+class SGLangParser(argparse.ArgumentParser):
+    """A parser of the flags after `--`. Raises UserError for wrong ones."""
+
+    def __init__(self) -> None:
+        super().__init__(prog="SGLang", add_help=False, allow_abbrev=False)
+
     def error(self, message: str) -> NoReturn:
         raise UserError(f"among the flags for SGLang: {message}")
 
 
-def _parser() -> _ParallelParser:
-    parser = _ParallelParser(prog="SGLang", add_help=False, allow_abbrev=False)
+def _parser() -> SGLangParser:
+    parser = SGLangParser()
     parser.add_argument("--tp-size", "--tensor-parallel-size", dest="tp_size", type=int, default=1)
     parser.add_argument("--nnodes", type=int, default=1)
     parser.add_argument("--node-rank", type=int, default=0)

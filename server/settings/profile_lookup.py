@@ -101,21 +101,16 @@ def with_profile(settings: Settings, model: Model) -> tuple[Settings, bool]:
             raise UserError("--profile goes with a drafter and one of the planners " + ", ".join(PROFILED_PLANNERS))
         return settings, False
     here = fingerprint(settings, model)
-    if settings.profile is not None:
-        try:
-            profile = store.load(settings.profile, here, roots())
+    named = settings.profile
+    try:
+        profile = store.find(here, roots()) if named is None else store.load(named, here, roots())
+        if profile is not None:
             _require_graphs(profile, settings, model)
-        except ProfileError as error:
-            raise UserError(f"--profile {settings.profile}: {error}") from None
-        return replace(settings, profile=str(profile.folder)), False
-    fitting = store.find(here, roots())
-    if fitting is not None:
-        try:
-            _require_graphs(fitting, settings, model)
-        except ProfileError as error:
-            raise UserError(str(error)) from None
-        return replace(settings, profile=str(fitting.folder)), False
-    return replace(settings, profile=str(roots()[0] / default_name(here, model))), True
+    except ProfileError as error:
+        raise UserError(str(error) if named is None else f"--profile {named}: {error}") from None
+    if profile is None:
+        return replace(settings, profile=str(roots()[0] / default_name(here, model))), True
+    return replace(settings, profile=str(profile.folder)), False
 
 
 def _require_graphs(profile: store.Profile, settings: Settings, model: Model) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import typing
 from collections.abc import Iterable
 from dataclasses import Field, dataclass, field, fields
@@ -72,11 +73,6 @@ def declared(settings: type) -> list[tuple[Field[Any], Flag]]:
     return [(each, each.metadata[FLAG]) for each in fields(settings) if FLAG in each.metadata]
 
 
-def groups(settings: type) -> list[str]:
-    """Return the headings of `outrider serve --help`."""
-    return list(dict.fromkeys(flag.group for _, flag in declared(settings)))
-
-
 def add_flags(parser: Flags, settings: type, names: Iterable[str], **changed: dict[str, Any]) -> None:
     """Add the flags of the named settings. changed: argparse options, by setting, that replace the declared ones."""
     known = {each.name: (each, flag) for each, flag in declared(settings)}
@@ -122,8 +118,4 @@ def default_in_words(each: Field[Any], flag: Flag) -> str:
 
 def _plain(markdown: str) -> str:
     """Return the text without the marks of code and links."""
-    words = markdown.replace("`", "")
-    while "](" in words:
-        before, _, rest = words.partition("](")
-        words = "".join(before.rsplit("[", 1)) + rest.partition(")")[2]
-    return words
+    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", markdown.replace("`", ""))

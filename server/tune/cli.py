@@ -15,13 +15,9 @@ examples:
 from __future__ import annotations
 
 import argparse
-import http.client
-import json
 import os
 import shlex
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields
@@ -115,25 +111,25 @@ def progress_bars() -> Iterator[Progress]:
 
 def _run_there(args: argparse.Namespace, request: TuneRequest) -> int:
     """Let a running server measure itself, and show the result."""
+    import httpx
+
     if args.prompts:
         raise UserError("--prompts goes without --server: the server measures with its own prompts")
     if not args.server.startswith(("http://", "https://")):
         raise UserError(f"--server is an address like http://127.0.0.1:30000, not {args.server!r}")
-    headers = {"Content-Type": "application/json"}
-    if args.api_key:
-        headers["Authorization"] = f"Bearer {args.api_key}"
-    url, body = args.server.rstrip("/") + "/outrider/tune", json.dumps(asdict(request)).encode()
+    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
     print("measuring; the server's log shows the progress", flush=True)
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, body, headers, method="POST")) as answer:
-            tuned = json.load(answer)
-    except urllib.error.HTTPError as error:
-        text = error.read().decode(errors="replace")
-        with suppress(ValueError, KeyError, TypeError):
-            text = json.loads(text)["error"]["message"]
-        raise UserError(f"the server was not measured: {text[:500]}") from None
-    except (OSError, http.client.HTTPException) as error:
+        url = args.server.rstrip("/") + "/outrider/tune"
+        answer = httpx.post(url, json=asdict(request), headers=headers, timeout=None)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise UserError(f"no server answers there: {error}") from None
+    if not answer.is_success:
+        text = answer.text
+        with suppress(ValueError, KeyError, TypeError):
+            text = answer.json()["error"]["message"]
+        raise UserError(f"the server was not measured: {text[:500]}")
+    tuned = answer.json()
     print(tuned["table"])
     print(f"saved to {tuned['folder']} on the server's machine, and in use there")
     return 0

@@ -89,14 +89,9 @@ async def replay(engine: Engine, questions: Sequence[tuple[str, float]], new_tok
     await worker_rpc.command(manager, worker_rpc.FORGET)
     options = RequestOptions(gamma=0, planned=False, replayed=True).to_custom_params()
 
-    async def ask(question: str, temperature: float) -> None:
-        seed = crc32(question.encode())
-        await client.answer(
-            engine, question, new_tokens, temperature=temperature, sampling_seed=seed, custom_params=options
-        )
-
-    await asyncio.gather(*(ask(question, 0.0) for question, _ in questions))
-    await asyncio.gather(*(ask(question, temperature) for question, temperature in questions))
+    ask = partial_of(client.answer, engine, new_tokens=new_tokens, custom_params=options)
+    for turn in ([(question, 0.0) for question, _ in questions], questions):
+        await asyncio.gather(*(ask(q, temperature=each, sampling_seed=crc32(q.encode())) for q, each in turn))
     counts = (await worker_rpc.read(manager))["counts"]
     return {name: NodeCounts.from_json(counts[name]) for name in TEMPERATURES}
 

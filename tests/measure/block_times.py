@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from statistics import median
+from timeit import Timer
 
 import script
 import torch
@@ -69,19 +70,12 @@ def measured(
     arms: Mapping[str, Callable[[], object]], rounds: int, clock: Callable[[], float]
 ) -> dict[str, list[float]]:
     """Milliseconds per call, one per round, arms in turns; short arms repeat for about a millisecond."""
-    repeats = {}
-    for name, arm in arms.items():
-        arm()
-        start = clock()
-        arm()
-        repeats[name] = max(1, int(1e-3 / max(clock() - start, 1e-6)))
+    timers = {name: Timer(arm, timer=clock) for name, arm in arms.items()}
+    repeats = {name: max(1, int(1e-3 / max(timer.repeat(2, 1)[1], 1e-6))) for name, timer in timers.items()}
     times: dict[str, list[float]] = {name: [] for name in arms}
     for number in range(rounds):
         for name in harness.rotated(list(arms), number):
-            start = clock()
-            for _ in range(repeats[name]):
-                arms[name]()
-            times[name].append((clock() - start) / repeats[name] * 1e3)
+            times[name].append(timers[name].timeit(repeats[name]) / repeats[name] * 1e3)
     return times
 
 

@@ -23,11 +23,9 @@ def _load(one: Record) -> Iterable[tuple[Row, Row]]:
     for arm in next(iter(results.values())):
         cells, about = [], []
         for arms in results.values():
-            rates = {name: [r["throughput"] for r in rounds] for name, rounds in arms.items()}
             first = "off" if "engine" in one else next(iter(arms))
-            compared = first in rates and (arm == "planned" if "engine" in one else arm != first)
-            over = f" = {harness.ratio(rates[arm], rates[first]).cell} × {first}" if compared else ""
-            cells.append(f"{statistics.median(rates[arm]):.0f}{over}")
+            compared = first in arms and (arm == "planned" or "engine" not in one)
+            cells.append(_over(arms, arm, first if compared else arm, itemgetter("throughput")))
         if "engine" in one:
             tau = [r["counts"]["tau"] for arms in results.values() for r in arms[arm]]
             about = [("drafter", one["engine"]["drafter"]), ("tau", f"{statistics.median(tau):.2f}")]
@@ -65,13 +63,9 @@ def _prompts(one: Record) -> Iterable[tuple[Row, Row]]:
     """A row per arm; its times to the first token are compared with the first server's."""
     results = one["results"]
     tokens = "+".join(f"{asked['input_tokens']['mean']:.0f}" for asked in one["scenario"]["requests"])
-    first, *_ = next(iter(results.values()))
-    for arm in next(iter(results.values())):
-        cells = []
-        for arms in results.values():
-            times = {name: [r["ttft"]["p50"] for r in rounds] for name, rounds in arms.items()}
-            over = f" = {harness.ratio(times[arm], times[first]).cell} × {first}" if arm != first else ""
-            cells.append(f"{statistics.median(times[arm]):.2f}{over}")
+    first, *others = next(iter(results.values()))
+    for arm in (first, *others):
+        cells = [_over(arms, arm, first, lambda r: r["ttft"]["p50"], 2) for arms in results.values()]
         yield ["model", "tokens", "arm", *(f"{load} in flight" for load in results)], [model(one), tokens, arm, *cells]
 
 
@@ -82,7 +76,7 @@ def _long_prompts(one: Record) -> Iterable[tuple[Row, Row]]:
         for arm, rounds in arms.items():
             found = [[r["pause"], r["pace"], r["beside"], r["beside"] / r["alone"], r["short"]] for r in rounds]
             cells = [f"{statistics.median(values):.2f}" for values in zip(*found, strict=True)]
-            cells.append(_over_first(arms, arm, lambda r: r["throughput"]))
+            cells.append(_over(arms, arm, next(iter(arms)), itemgetter("throughput")))
             yield ["model", "tokens", "arm", *columns], [model(one), tokens, arm, *cells]
 
 
@@ -93,7 +87,7 @@ def _mixed(one: Record) -> Iterable[tuple[Row, Row]]:
     for load, arms in sorted(one["results"].items(), key=lambda found: float(found[0])):
         for arm, rounds in arms.items():
             gaps = [f"{statistics.median(r['gap'][name] for r in rounds) * 1e3:.0f}" for name in ("p99", "largest")]
-            rates = [_over_first(arms, arm, itemgetter(name)) for name in ("throughput", "with_prompts")]
+            rates = [_over(arms, arm, next(iter(arms)), itemgetter(name)) for name in ("throughput", "with_prompts")]
             shares = [
                 "–" if any(r[name] is None for r in rounds) else f"{statistics.median(r[name] for r in rounds):.0%}"
                 for name in ("level_kept", "good")
@@ -101,11 +95,13 @@ def _mixed(one: Record) -> Iterable[tuple[Row, Row]]:
             yield ["model", unit, "arm", *columns], [model(one), load, arm, *gaps, *rates, *shares]
 
 
-def _over_first(arms: Mapping[str, Sequence[Record]], arm: str, read: Callable[[Record], float]) -> str:
-    """An arm's median, with its ratio to the first arm."""
-    first, values = next(iter(arms)), [read(one) for one in arms[arm]]
+def _over(
+    arms: Mapping[str, Sequence[Record]], arm: str, first: str, read: Callable[[Record], float], digits: int = 0
+) -> str:
+    """An arm's median, with its ratio to the arm `first` unless it is that one."""
+    values = [read(one) for one in arms[arm]]
     over = "" if arm == first else f" = {harness.ratio(values, [read(one) for one in arms[first]]).cell} × {first}"
-    return f"{statistics.median(values):.0f}{over}"
+    return f"{statistics.median(values):.{digits}f}{over}"
 
 
 def _blocks(one: Record) -> Iterable[tuple[Row, Row]]:

@@ -9,10 +9,10 @@ import rounding
 import rounding_turns
 import torch
 from own_process import found_by_fork
+from refusals import refuses
 from rounding import ReadAnswer
 
 from outrider.kernels.cpu import native
-from outrider.server.errors import UserError
 
 ANSWERS = [ReadAnswer([1, 2], [3, 4], 0.0), ReadAnswer([5], [6], 1.0)]
 VOCABULARY = 50
@@ -74,5 +74,4 @@ def test_rows_predict_the_tokens_and_rounding_moves_them_a_little(tmp_path: Path
 def test_too_many_tokens_are_refused() -> None:
     parser = argparse.ArgumentParser()
     rounding.add_arguments(parser)
-    with pytest.raises(UserError, match="--new-tokens is at most 1024"):
-        rounding.run(parser.parse_args(["--new-tokens", "2000"]))
+    refuses("--new-tokens is at most 1024", rounding.run, parser.parse_args(["--new-tokens", "2000"]))

@@ -3,9 +3,8 @@
 import json
 from pathlib import Path
 
-import pytest
+from refusals import refuses
 
-from outrider.server.errors import UserError
 from outrider.server.prompt_files import read_mixed_questions
 
 
@@ -18,5 +17,4 @@ def test_files_take_turns_and_a_short_one_begins_again(tmp_path):
     code, chat = prompts(tmp_path / "code", "a", "b", "c"), prompts(tmp_path / "chat", "x")
     assert read_mixed_questions([code, chat]) == ["a", "x", "b", "x", "c", "x"]
     assert read_mixed_questions([chat]) == ["x"]
-    with pytest.raises(UserError, match="missing does not exist"):
-        read_mixed_questions([code, tmp_path / "missing"])
+    refuses("missing does not exist", read_mixed_questions, [code, tmp_path / "missing"])

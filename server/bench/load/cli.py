@@ -35,18 +35,17 @@ examples:
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from ...errors import UserError
 from ...settings.flags import MOVED as MOVED_ENGINE
-from ...settings.flags import Flags, add_engine_flags, add_unmasking_flags
+from ...settings.flags import add_engine_flags, add_unmasking_flags
 from .. import harness
 from . import arms, by_url
 
 MOVED = MOVED_ENGINE | {"--long-prompts": "`python tests/measure/long_prompts.py` in a checkout"}
 
-SHARED = ("model",)
-"""Engine flags that also apply to a server by URL: the requested model's name."""
+SHARED = ("model", "api_key")
+"""Flags that are taken for both: for a server by URL `model` is the requested model's name."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,9 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--new-tokens", metavar="N", help=new_tokens)
     add("--rounds", type=int, metavar="N", help=f"measurements of each arm (default: {arms.ROUNDS}; of one server 1)")
     harness.add_output_flags(both, plot="throughput over speed per user, and times over load")
-    of_url = _Noted(parser.add_argument_group("a server by URL"))
+    of_url = parser.add_argument_group("a server by URL")
     by_url.add_flags(of_url)
-    of_arms = _Noted(parser.add_argument_group("an engine of our own (--model: by URL, the name to ask for)"))
+    of_arms = parser.add_argument_group("an engine of our own (--model: by URL, the name to ask for)")
     add = of_arms.add_argument
     count = "requests per round, at least; never fewer than twice those in flight (default: %(default)s)"
     add("--count", type=int, default=8, metavar="N", help=count)
@@ -74,31 +73,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--level", type=float, metavar="X", help="service level that every third request asks for, in tokens/s")
     add_engine_flags(of_arms, drafter=True)
     add_unmasking_flags(of_arms)
-    parser.set_defaults(of_url=of_url.defaults, of_arms=of_arms.defaults)
+    parser.set_defaults(of_url=of_url._group_actions, of_arms=of_arms._group_actions)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure; return 1 if no request was answered."""
     chosen = args.url is not None or args.scenario is not None
     others = args.of_arms if chosen else args.of_url
-    for name, (flag, default) in others.items():
-        if name not in SHARED and name != "api_key" and getattr(args, name) != default:
-            raise UserError(f"{flag} goes {'without' if chosen else 'with'} --url or --scenario")
+    for action in others:
+        if action.dest not in SHARED and getattr(args, action.dest) != action.default:
+            raise UserError(f"{action.option_strings[0]} goes {'without' if chosen else 'with'} --url or --scenario")
     if args.rounds is not None:
         harness.check_positive(args, "rounds")
     harness.check_outputs(args)
     results = (by_url if chosen else arms).run(args)
     return 0 if any(one.whole for of_load in results.values() for rounds in of_load.values() for one in rounds) else 1
-
-
-class _Noted:
-    """A group of flags that records each added flag: {destination: (flag, default)}."""
-
-    def __init__(self, group: Flags) -> None:
-        self.group = group
-        self.defaults: dict[str, tuple[str, Any]] = {}
-
-    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
-        action = self.group.add_argument(*names, **options)
-        self.defaults[action.dest] = (names[0], action.default)
-        return action

@@ -6,13 +6,14 @@ import csv
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import pictures
 from .. import harness
 from .generate import Record
-from .summary import Results, Spread, Summary
+from .summary import Results, Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,11 +77,8 @@ def prompt_table(results: Results, unit: str) -> str:
     for load, arms in results.items():
         first_arm = next(iter(arms))
         for arm, rounds in arms.items():
-            gaps = [one.gap for one in rounds if one.gap]
-            p50, p99, longest = (
-                _cell((getattr(gap, name) * 1e3 for gap in gaps), 0) for name in ("p50", "p99", "largest")
-            )
-            tokens = _cell((one.with_prompts for one in rounds), 0)
+            p50, p99, longest = (_times(rounds, "gap", name) for name in ("p50", "p99", "largest"))
+            tokens = _cell(one.with_prompts for one in rounds)
             line = f"{load:>9g} {arm:>16} {p50:>8} {p99:>6} {longest:>5} ms {tokens:>19}"
             for name in names:
                 first = [one.ttft_by_prompt[name] for one in rounds if name in one.ttft_by_prompt]
@@ -95,35 +93,33 @@ def prompt_table(results: Results, unit: str) -> str:
     return "\n".join(lines)
 
 
-def _cell(values: Iterable[float], digits: int) -> str:
+def _cell(values: Iterable[float | None], digits: int = 0) -> str:
+    """The median as text."""
     median = _median(values)
     return NOTHING if median is None else f"{median:.{digits}f}"
 
 
+def _times(rounds: Sequence[Summary], name: str, percentile: str, digits: int = 0, scale: float = 1e3) -> str:
+    """The median of a percentile of times as text, in milliseconds unless `scale` says otherwise."""
+    spreads = [spread for one in rounds if (spread := getattr(one, name))]
+    return _cell((getattr(spread, percentile) * scale for spread in spreads), digits)
+
+
 def _columns(rounds: Sequence[Summary]) -> str:
-    def middle(read: Callable[[Summary], float | None], width: int, digits: int = 0) -> str:
-        found = _median(value for one in rounds if (value := read(one)) is not None)
-        return f"{NOTHING:>{width}}" if found is None else f"{found:{width}.{digits}f}"
-
-    def times(name: str, percentile: str, width: int, digits: int = 0, scale: float = 1e3) -> str:
-        def read(one: Summary) -> float | None:
-            spread: Spread | None = getattr(one, name)
-            return None if spread is None else getattr(spread, percentile) * scale
-
-        return middle(read, width, digits)
-
+    times = partial(_times, rounds)
     good = goodput = tau = ""
     if any(one.goodput is not None for one in rounds):
-        good = middle(lambda one: None if one.good is None else one.good * 100, 4) + "%"
-        goodput = middle(lambda one: one.goodput, 6, 2) + "/s"
+        good = _cell(one.good and one.good * 100 for one in rounds) + "%"
+        goodput = _cell((one.goodput for one in rounds), 2) + "/s"
     if any(one.counts for one in rounds):
-        tau = middle(lambda one: one.counts["tau"] if one.counts else None, 5, 2)
+        tau = _cell((one.counts["tau"] if one.counts else None for one in rounds), 2)
     whole = f"{sum(one.whole for one in rounds)}/{sum(one.asked for one in rounds)}"
+    rate = _cell((one.requests_per_second for one in rounds), 2)
+    throughput, per_user = (_cell((getattr(one, n) for one in rounds), 1) for n in ("throughput", "per_user"))
     return (
-        f"{whole:>12} {middle(lambda one: one.requests_per_second, 6, 2)} {middle(lambda one: one.throughput, 7, 1)}"
-        f" {middle(lambda one: one.per_user, 8, 1)} {times('ttft', 'p50', 6)} ms {times('ttft', 'p90', 6)}"
-        f" {times('ttft', 'p99', 6)} {times('tpot', 'p50', 6, 1)} ms {times('tpot', 'p99', 5)}"
-        f" {times('gap', 'p99', 8, 1)} {times('e2e', 'p50', 6, 2, 1)} s {times('e2e', 'p99', 6, 2, 1)} {good:>5}"
+        f"{whole:>12} {rate:>6} {throughput:>7} {per_user:>8} {times('ttft', 'p50'):>6} ms {times('ttft', 'p90'):>6}"
+        f" {times('ttft', 'p99'):>6} {times('tpot', 'p50', 1):>6} ms {times('tpot', 'p99'):>5}"
+        f" {times('gap', 'p99', 1):>8} {times('e2e', 'p50', 2, 1):>6} s {times('e2e', 'p99', 2, 1):>6} {good:>5}"
         f" {goodput:>8} {tau:>5}"
     )
 
@@ -173,8 +169,8 @@ def best_of(arms: Mapping[str, Sequence[Summary]], but: str) -> str | None:
     return max(rates, key=lambda arm: rates[arm], default=None)
 
 
-def _median(values: Iterable[float]) -> float | None:
-    found = list(values)
+def _median(values: Iterable[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
     return statistics.median(found) if found else None
 
 
@@ -210,29 +206,25 @@ def plot(results: Results, unit: str, figure: Figure) -> None:
     curve, times = figure.subplots(1, 2)
     for arm in dict.fromkeys(arm for arms in results.values() for arm in arms):
         found = {load: arms[arm] for load, arms in results.items() if arms.get(arm)}
-        medians = {
-            load: (_median(one.per_user for one in rounds if one.per_user), _median(o.throughput for o in rounds))
+        points = [
+            (speed, statistics.median(one.throughput for one in rounds), load)
             for load, rounds in found.items()
-        }
-        points = [(speed, rate, load) for load, (speed, rate) in medians.items() if speed is not None]
+            if (speed := _median(one.per_user for one in rounds))
+        ]
         (line,) = curve.plot([speed for speed, _, _ in points], [rate for _, rate, _ in points], "o-", label=arm)
         for speed, rate, load in points:
             curve.annotate(f"{load:g}", (speed, rate), textcoords="offset points", xytext=(4, 4), fontsize=7)
         for name, style in (("ttft", "o-"), ("tpot", "o--")):
-            ms = {
-                load: _median(spread.p50 * 1e3 for one in rounds if (spread := getattr(one, name)))
-                for load, rounds in found.items()
-            }
-            kept = {load: value for load, value in ms.items() if value is not None}
-            if kept:
+            spreads = {load: [getattr(one, name) for one in rounds] for load, rounds in found.items()}
+            medians = {load: _median(one and one.p50 * 1e3 for one in every) for load, every in spreads.items()}
+            ms = {load: median for load, median in medians.items() if median is not None}
+            if ms:
                 label = f"{arm} {name.upper()} p50".strip()
-                times.plot(list(kept), list(kept.values()), style, color=line.get_color(), label=label)
+                times.plot(list(ms), list(ms.values()), style, color=line.get_color(), label=label)
                 times.set_yscale("log")
-    curve.set_xlabel("tokens/s per user (median)")
-    curve.set_ylabel("tokens/s, all requests")
+    curve.set(xlabel="tokens/s per user (median)", ylabel="tokens/s, all requests")
     curve.set_title(f"at each point: {unit}", fontsize=9)
     curve.legend(fontsize=7)
-    times.set_xlabel(unit)
-    times.set_ylabel("ms")
+    times.set(xlabel=unit, ylabel="ms")
     if times.lines:
         times.legend(fontsize=7)

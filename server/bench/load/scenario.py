@@ -9,17 +9,28 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 
 from ...errors import UserError
+
+
+def _beside(path: Path, info: ValidationInfo) -> Path:
+    return (info.context or Path()) / path
+
+
+File = Annotated[Path, AfterValidator(_beside)]
+"""A file; a relative path starts at the folder that is the context of validation."""
 
 
 class _Table(BaseModel):
@@ -86,7 +97,7 @@ class Trace(_Table):
     """The times and the lengths or prompts of a trace file; speed 2 plays it twice as fast."""
 
     kind: Literal["trace"]
-    file: Path
+    file: File
     speed: list[PositiveFloat] = Field([1.0], min_length=1)
 
     @property
@@ -101,26 +112,19 @@ UNITS = {"closed": "in flight", "fixed": "req/s", "poisson": "req/s", "bursts": 
 class Requests(_Table):
     """One kind of request; `weight` is its relative frequency.
 
-    prompts: files of prompts; relative paths start at the scenario's folder. texts: the prompts themselves.
-        input_tokens: length of made-up prompts. At most one of the three.
+    prompts: files of prompts. texts: the prompts themselves. input_tokens: length of made-up prompts. At most one of
+        the three.
     shared_prefix_tokens: length of a common prefix of these prompts, like a system prompt. body: further fields.
     """
 
     name: str = ""
     weight: PositiveFloat = 1.0
-    prompts: list[Path] = []
+    prompts: Annotated[list[File], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)] = []
     texts: list[str] = []
     input_tokens: Length | None = None
     shared_prefix_tokens: int = Field(default=0, ge=0)
     output_tokens: Length = Length(mean=128)
     body: dict[str, Any] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_file(cls, value: Any) -> Any:
-        if isinstance(value, dict) and isinstance(value.get("prompts"), str):
-            return value | {"prompts": [value["prompts"]]}
-        return value
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -173,10 +177,9 @@ def read(path: Path | None, changes: Mapping[str, Any]) -> Scenario:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise UserError(f"--scenario {path} is not TOML: {error}") from None
     try:
-        scenario = Scenario.model_validate(_merged(values, changes))
+        return Scenario.model_validate(_merged(values, changes), context=path and path.parent)
     except ValidationError as error:
         raise UserError(f"{path or 'the flags'}: {_reason(error)}") from None
-    return _beside(scenario, path.parent if path else Path())
 
 
 def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,14 +202,3 @@ def _reason(error: ValidationError) -> str:
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"])
     return f"{place or 'scenario'}: {first['msg'].removeprefix('Value error, ')}"
-
-
-def _beside(scenario: Scenario, folder: Path) -> Scenario:
-    """The scenario with paths of files relative to `folder`."""
-    requests = [
-        one.model_copy(update={"prompts": [folder / path for path in one.prompts]}) for one in scenario.requests
-    ]
-    changed: dict[str, Any] = {"requests": requests}
-    if isinstance(scenario.arrivals, Trace):
-        changed["arrivals"] = scenario.arrivals.model_copy(update={"file": folder / scenario.arrivals.file})
-    return scenario.model_copy(update=changed)

@@ -17,7 +17,6 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,25 +42,6 @@ STEPS = 24
 Results = dict[str, dict[str, list[float]]]
 """Milliseconds of each round: {shape: {"torch": […], "ours": […], "step": […]}}, and the arms with busy processes."""
 ARMS = ("torch", "ours", "step")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """Sizes of a dense decoder; the defaults are SmolLM2-135M's."""
-
-    hidden: int = 576
-    heads: int = 9
-    kv_heads: int = 3
-    head_dim: int = 64
-    mlp: int = 1536
-    vocab: int = 49_152
-
-    @property
-    def weights(self) -> list[tuple[int, int]]:
-        """[outputs, depth] of one layer's products."""
-        attended = self.heads * self.head_dim
-        qkv = attended + 2 * self.kv_heads * self.head_dim
-        return [(qkv, self.hidden), (self.hidden, attended), (2 * self.mlp, self.hidden), (self.hidden, self.mlp)]
 
 
 def parse(text: str, context: int) -> Shape:
@@ -169,15 +149,11 @@ class Products:
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(model_path)
-        heads = config.num_attention_heads
-        shape = ModelShape(
-            hidden=config.hidden_size,
-            heads=heads,
-            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            mlp=config.intermediate_size,
-        )
-        shapes = shape.weights * config.num_hidden_layers + [(config.vocab_size, config.hidden_size)]
+        heads, hidden, mlp = config.num_attention_heads, config.hidden_size, config.intermediate_size
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        head = getattr(config, "head_dim", None) or hidden // heads
+        layer = [((heads + 2 * kv_heads) * head, hidden), (hidden, heads * head), (2 * mlp, hidden), (hidden, mlp)]
+        shapes = layer * config.num_hidden_layers + [(config.vocab_size, hidden)]  # [outputs, depth]
         self.device = device
         weights = [torch.randn(size, device=device).to(dtype) for size in shapes]
         self.arms: dict[str, tuple[Callable, list]] = {

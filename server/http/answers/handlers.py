@@ -8,6 +8,7 @@ import functools
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Collection
+from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -144,7 +145,7 @@ class _Handler:
         if not (collector.trace or (request.stream_options and request.stream_options.include_usage)):
             return make_stream(self, internal, request, raw)
         handler = copy.copy(self)
-        handler.tokenizer_manager = CollectingTokenizerManager(self.tokenizer_manager, collector)  # type: ignore[attr-defined]
+        handler.tokenizer_manager = CollectingTokenizerManager(self.tokenizer_manager, collector.add)  # type: ignore[attr-defined]
         return collector.annotate(make_stream(handler, internal, request, raw))
 
     def _deferred(
@@ -184,15 +185,11 @@ def _with_seed_per_choice(internal: GenerateReqInput, seed: int, n: int) -> Gene
     several = isinstance(prompts, list) and not isinstance(prompts[0], int)
     if n == 1 and not several:
         return internal
-    prompts = prompts if several else [prompts]
-    parameters = []
-    for index in range(len(prompts) * n):
-        params = copy.copy(internal.sampling_params)
-        params["n"] = 1
-        params["sampling_seed"] = choice_seed(seed, index)
-        parameters.append(params)
-    setattr(internal, name, [prompt for prompt in prompts for _ in range(n)])
-    internal.sampling_params = parameters
+    prompts = [prompt for prompt in (prompts if several else [prompts]) for _ in range(n)]
+    setattr(internal, name, prompts)
+    internal.sampling_params = [
+        {**internal.sampling_params, "n": 1, "sampling_seed": choice_seed(seed, index)} for index in range(len(prompts))
+    ]
     return internal
 
 
@@ -251,16 +248,12 @@ class ChatHandler(_Handler, TokenwiseChat):
 
 def _result_of(work: Callable[..., Any], *args: Any) -> Callable[..., Any]:
     """Do the work, and return a function that returns its value or raises its exception."""
+    done = Future[Any]()
     try:
-        value = work(*args)
+        done.set_result(work(*args))
     except Exception as error:
-        reason = error
-
-        def fail(*_: Any) -> Any:
-            raise reason
-
-        return fail
-    return lambda *_: value
+        done.set_exception(error)
+    return lambda *_: done.result()
 
 
 class TextHandler(_Handler, OpenAIServingCompletion):
@@ -291,7 +284,7 @@ class TextHandler(_Handler, OpenAIServingCompletion):
         if not self._with_prompt(request):
             return self._annotated_stream(make, internal, request, raw)
         echoed, handler = logprobs.EchoedPrompt(self.tokens_by_id), copy.copy(self)
-        handler.tokenizer_manager = CollectingTokenizerManager(self.tokenizer_manager, echoed)  # type: ignore[assignment]
+        handler.tokenizer_manager = CollectingTokenizerManager(self.tokenizer_manager, echoed.add)  # type: ignore[assignment]
         return echoed.annotate(handler._annotated_stream(make, internal, request, raw))
 
     def _build_completion_response(self, request: Any, ret: list[dict[str, Any]], created: int) -> Any:

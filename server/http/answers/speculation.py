@@ -3,9 +3,9 @@
 import json
 import math
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any, Protocol
+from typing import Any
 
 from tokenizers.decoders import DecodeStream
 
@@ -105,17 +105,11 @@ class TokenTrace:
         return min(begin + len(piece), len(text))
 
 
-class Collector(Protocol):
-    """Receives the tokenizer manager's output for a request."""
-
-    def add(self, content: dict[str, Any]) -> None: ...
-
-
 class CollectingTokenizerManager:
-    """SGLang's tokenizer manager that also passes its output to a collector."""
+    """SGLang's tokenizer manager that also calls `collect` with its output for a request."""
 
-    def __init__(self, manager: Any, collector: Collector):
-        self._manager, self._collector = manager, collector
+    def __init__(self, manager: Any, collect: Callable[[dict[str, Any]], None]):
+        self._manager, self._collect = manager, collect
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._manager, name)
@@ -123,7 +117,7 @@ class CollectingTokenizerManager:
     async def generate_request(self, *args: Any) -> AsyncIterator[dict[str, Any]]:
         async with aclosing(self._manager.generate_request(*args)) as contents:
             async for content in contents:
-                self._collector.add(content)
+                self._collect(content)
                 yield content
 
 

@@ -121,14 +121,18 @@ class TokenwiseChat(OpenAIServingChat):
         """Return a handler for one streamed answer; itself if the text of the answer is not parsed."""
         if not (self._tool_call_parsing_active(request) or (self.reasoning_parser and request.separate_reasoning)):
             return self
-        handler = copy.copy(self)
+        handler, tokenizer = copy.copy(self), self.tokenizer_manager.tokenizer
         parameters = internal.sampling_params
-        handler._choices = _Choices(
-            self.tokenizer_manager, parameters[0] if isinstance(parameters, list) else parameters
-        )
+        parameters = parameters[0] if isinstance(parameters, list) else parameters
+        decoding = {
+            "skip_special": parameters.get("skip_special_tokens", True),
+            "spaces_between": parameters.get("spaces_between_special_tokens", True),
+        }
+        handler._choices = defaultdict(lambda: _Choice(TokenTexts(tokenizer, **decoding)))
         return handler
 
-    _choices: _Choices | None = None
+    _choices: defaultdict[int, _Choice] | None = None
+    """The choices of one answer, by index."""
 
     async def _generate_stream_content(
         self,
@@ -161,23 +165,6 @@ class TokenwiseChat(OpenAIServingChat):
                 **step,
             ):
                 yield chunk
-
-
-class _Choices(defaultdict[int, "_Choice"]):
-    """The choices of one answer, by index."""
-
-    def __init__(self, manager: Any, parameters: dict[str, Any]):
-        super().__init__()
-        self._manager, self._parameters = manager, parameters
-
-    def __missing__(self, index: int) -> _Choice:
-        texts = TokenTexts(
-            self._manager.tokenizer,
-            skip_special=self._parameters.get("skip_special_tokens", True),
-            spaces_between=self._parameters.get("spaces_between_special_tokens", True),
-        )
-        self[index] = choice = _Choice(texts)
-        return choice
 
 
 class _Choice:

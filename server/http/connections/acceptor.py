@@ -70,7 +70,7 @@ class OpenConnections:
         """Count a connection. Returns a function that counts its end, once; None if the limit is reached."""
         if self.count >= self.limit:
             if self._counts is not None:
-                self._counts.refused()
+                self._counts.refused.inc()
             return None
         self._change(1)
         left = contextlib.ExitStack()
@@ -85,7 +85,7 @@ class OpenConnections:
     def _change(self, by: int) -> None:
         self.count += by
         if self._counts is not None:
-            self._counts.opened(by)
+            self._counts.open.inc(by)
 
 
 class Acceptor:

@@ -25,12 +25,12 @@ import reprlib
 import secrets
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from filelock import FileLock
+from filelock import AcquireReturnProxy, FileLock
 
 from outrider.storage.replacing import replace
 
@@ -194,20 +194,14 @@ def _without(text: str, name: str) -> str:
     return "".join(kept).lstrip("\n")
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the file's lock, so that two commands at once see each other's changes."""
-    lock = FileLock(path.parent / f".{path.name}.lock", timeout=LOCK_SECONDS, mode=0o600)
+def _locked(path: Path) -> AcquireReturnProxy:
+    """Return the file's lock for a `with`, so that two commands at once see each other's changes."""
     try:
-        lock.acquire()
+        return FileLock(path.parent / f".{path.name}.lock", timeout=LOCK_SECONDS, mode=0o600).acquire()
     except TimeoutError:
         raise UserError(f"another command has been writing to {path} for {LOCK_SECONDS:g} seconds") from None
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _replace(path: Path, text: str) -> None:

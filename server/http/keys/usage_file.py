@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
+from pydantic import BaseModel, NonNegativeInt
 
 from outrider.kernels.cache import cache_root
 from outrider.storage.replacing import replace
@@ -32,6 +32,13 @@ WRITE_SECONDS = 5.0
 """Time between two writes, if something has changed."""
 MAX_BYTES = 1 << 22
 FIRST_DAY = datetime.date(1970, 1, 1)
+
+
+class Usage(BaseModel):
+    """Content of the file: tokens of a day by the keys' names."""
+
+    day: datetime.date
+    tokens: dict[str, NonNegativeInt]
 
 
 class UsageFile:
@@ -87,9 +94,9 @@ class UsageFile:
         if usage == self._written:
             return
         day, used = usage
-        content = {"day": str(FIRST_DAY + datetime.timedelta(days=day)), "tokens": used}
+        content = Usage(day=FIRST_DAY + datetime.timedelta(days=day), tokens=dict(used))
         try:
-            replace({self.path: json.dumps(content, indent=1) + "\n"}, mode=0o600)
+            replace({self.path: content.model_dump_json(indent=1) + "\n"}, mode=0o600)
         except OSError as error:
             if not self._failed:
                 logger.error("cannot write %s: %s; a restart would forget it", self.path, error.strerror or error)
@@ -106,18 +113,11 @@ def read(path: Path) -> tuple[int, dict[str, int]]:
     """Return the day, see `token_limits.day_of`, and tokens by name; raises UserError."""
     try:
         with path.open("rb") as file:
-            content = json.loads(file.read(MAX_BYTES))
-        day = (datetime.date.fromisoformat(content["day"]) - FIRST_DAY).days
-        return day, {str(name): _count(tokens) for name, tokens in content["tokens"].items()}
+            usage = Usage.model_validate_json(file.read(MAX_BYTES), strict=True)
+        return (usage.day - FIRST_DAY).days, usage.tokens
     except FileNotFoundError:
         return 0, {}
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except ValueError:
         raise UserError(f"{path} is no file of usage, or damaged; remove it, and today's usage is forgotten") from None
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError
-    return value

@@ -159,17 +159,14 @@ def check_prompt(prompt: Any, vocab_size: int, max_choices: int, context_length:
             raise invalid_value("prompt", "'prompt' is empty")
         if isinstance(item, list) and len(item) > context_length:
             raise too_long("prompt", context_length)
-        if type(item) is not type(prompts[0]) or not isinstance(item, (str, list)) or not _ids_or_text(item):
+        is_ids = isinstance(item, list) and set(map(type, item)) == {int}
+        if type(item) is not type(prompts[0]) or not (is_ids or isinstance(item, str)):
             raise ApiError(
                 "'prompt' is a string, an array of token ids, or an array of such", param="prompt", code="invalid_type"
             )
-        if isinstance(item, list) and not 0 <= min(item) <= max(item) < vocab_size:
+        if is_ids and not 0 <= min(item) <= max(item) < vocab_size:
             raise invalid_value("prompt", f"'prompt' has token ids outside 0 to {vocab_size - 1}")
     return prompts
-
-
-def _ids_or_text(prompt: str | list[Any]) -> bool:
-    return isinstance(prompt, str) or set(map(type, prompt)) == {int}
 
 
 def _check_stop(stop: Any) -> None:

@@ -21,7 +21,7 @@ from .dialect import Dialect, Translated
 from .effect import with_effect
 from .json_body import MAX_CONTAINERS, SMALL_BYTES, Meter, clipped, decode
 from .parsing import parse
-from .protocol import ChatRequest, Kind, TextRequest, given_fields, reject_unknown_nested_fields, unknown_field
+from .protocol import ChatRequest, Kind, TextRequest, given_fields, reject_unknown_nested_fields
 from .validation import Limits
 
 LEVEL_HEADER, LEVEL = "X-Min-Tokens-Per-Second", "min_tokens_per_second"
@@ -80,12 +80,8 @@ def _set_apart(request: ChatRequest | TextRequest, limits: Limits) -> None:
 async def receive_as(model: type[T], raw: Request, limits: Limits) -> T:
     """Parse a body to `model`, a dataclass that checks its own values. Raises ApiError like `receive`."""
     data = await _read(raw, min(limits.max_body_bytes, SMALL_BYTES), 0)
-    body = decode(data)
     known = [field.name for field in fields(model)]  # type: ignore[arg-type]
-    for name in body:
-        if name not in known:
-            raise unknown_field(name, name, known)
-    return parse(TypeAdapter(model).validate_json, body)
+    return parse(TypeAdapter(model).validate_json, given_fields(decode(data), known, {}, {}))
 
 
 def _checked(

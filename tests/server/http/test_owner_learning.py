@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -34,18 +35,6 @@ class Engine:
         self.told.append((name, value))
 
 
-class Metrics:
-    def __init__(self) -> None:
-        self.values: dict[str, float] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(
-            set=lambda value: self.values.__setitem__(name, value),
-            inc=lambda: self.values.__setitem__(name, self.values.get(name, 0) + 1),
-            set_to_current_time=lambda: None,
-        )
-
-
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     made = Engine()
@@ -61,14 +50,9 @@ def key(name: str, *, learn: bool = True) -> Key:
 
 def started(folder: Path, *known: Key) -> KeyLearning:
     settings: Any = SimpleNamespace(learn_folder=folder, profile=None)
+    idle: Any = SimpleNamespace(idle=True)
     access: Any = SimpleNamespace(keys=list(known))
-    return KeyLearning(
-        settings,
-        None,
-        SimpleNamespace(idle=True),  # type: ignore[arg-type]
-        metrics=Metrics(),  # type: ignore[arg-type]
-        access=access,
-    )
+    return KeyLearning(settings, None, idle, metrics=MagicMock(), access=access)
 
 
 def look(learns: OwnerLearning) -> None:
@@ -137,8 +121,8 @@ def test_a_drafter_that_an_engine_rolled_back(tmp_path: Path, engine: Engine) ->
     assert (drafter(learns, ANN), drafter(learns, BOB)) == ("", "")
     look(learns)
     assert ServerState.read(ann) == ServerState(None, ("0002", "0001"))
-    assert learns.metrics.values["rollbacks"] == 3  # type: ignore[attr-defined]
-    assert learns.metrics.values["promotions"] == 3  # type: ignore[attr-defined]
+    metrics: Any = learns.metrics
+    assert metrics.rollbacks.inc.call_count == metrics.promotions.inc.call_count == 3
     events = [json.loads(line)["event"] for line in (ann / "events.jsonl").read_text().splitlines()]
     assert events == ["promotion", "promotion", "rollback", "rollback"]
 
@@ -188,8 +172,9 @@ def test_only_sums_are_shown(tmp_path: Path, engine: Engine) -> None:
     shown = learns.snapshot()
     assert (shown["answers"], shown["held_out"], shown["learned"], shown["in_use_tau"]) == (7, 2, 2, 2.5)
     assert not [name for name in (*learners(tmp_path, KEYS), "ann", "bob") if str(name) in json.dumps(shown)]
-    assert learns.metrics.values["in_use"] == 2  # type: ignore[attr-defined]
-    assert learns.metrics.values["training"] is True  # type: ignore[attr-defined]
+    metrics: Any = learns.metrics
+    metrics.in_use.set.assert_called_with(2)
+    metrics.training.set.assert_called_with(True)
 
 
 def test_requests_share_prefixes_within_key_and_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +203,7 @@ def of_adapters(folder: Path, **loaded: Owner) -> tuple[AdapterLearning, dict[st
     owners = {owner.name: (lora_id, owner) for lora_id, owner in loaded.items()}
     idle: Any = SimpleNamespace(idle=True)
     adapters: Any = SimpleNamespace(owners=owners)
-    return AdapterLearning(settings, None, idle, metrics=Metrics(), adapters=adapters), owners  # type: ignore[arg-type]
+    return AdapterLearning(settings, None, idle, metrics=MagicMock(), adapters=adapters), owners
 
 
 def test_each_adapter_and_the_model_get_their_own_learners_drafters(tmp_path: Path, engine: Engine) -> None:

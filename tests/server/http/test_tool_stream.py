@@ -43,7 +43,7 @@ class Engine:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         self.tokenizer = tokenizer
-        self.choices: list[tuple[list[int], list[int]]] = []  # each choice's tokens and the lengths of its runs
+        self.choices: Sequence[tuple[list[int], list[int]]] = ()  # each choice's tokens and the lengths of its runs
 
     def config_value(self, name: str) -> Any:
         return None
@@ -89,19 +89,22 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return made
 
 
-def handler_of(engine: Engine, monkeypatch: pytest.MonkeyPatch, **parsers: str) -> ChatHandler:
+def handler_of(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch, **parsers: str) -> ChatHandler:
     serving = {"stream_response_default_include_usage": False, "enable_cache_report": False}
     serving |= {"return_input_ids": False, "return_output_ids": False, "incremental_streaming_output": False}
     monkeypatch.setattr(serving_chat, "get_serving", lambda: SimpleNamespace(**serving))
     handler: Any = object.__new__(ChatHandler)
-    handler.tokenizer_manager, handler.tokens_by_id = engine, decoded_tokens(engine.tokenizer)
+    handler.tokenizer_manager, handler.tokens_by_id = Engine(tokenizer), decoded_tokens(tokenizer)
     handler.template_manager = SimpleNamespace(force_reasoning=False, reasoning_config=None)
     handler.tool_call_parser, handler.reasoning_parser = parsers.get("tools"), parsers.get("reasoning")
     handler.chat_encoding_spec, handler._encoding_adapter, handler._reasoning_detector = None, None, None
     return handler
 
 
-def chunks(handler: ChatHandler, **fields: Any) -> list[dict[str, Any]]:
+def chunks(handler: ChatHandler, *choices: tuple[list[int], list[int]], **fields: Any) -> list[dict[str, Any]]:
+    """The stream of these choices, see `Engine`."""
+    engine: Any = handler.tokenizer_manager
+    engine.choices = choices
     body = {"model": "m", "messages": [{"role": "user", "content": "?"}], "stream": True, "tools": TOOLS, **fields}
     request = ChatRequest.model_validate(body)
     internal: Any = SimpleNamespace(sampling_params={"skip_special_tokens": False})
@@ -158,21 +161,18 @@ def test_every_parser_has_a_format_here() -> None:
 def test_calls_are_the_same_however_their_tokens_are_cut(
     parser: str, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    engine = Engine(tokenizer)
-    handler = handler_of(engine, monkeypatch, tools=parser)
+    handler = handler_of(tokenizer, monkeypatch, tools=parser)
     draw, cuts = random.Random(parser), CUTS if request.config.getoption("--exhaustive") else 2
     for text, calls in ANSWERS:
         written = answer(parser, text, calls if parser not in ONE_CALL else calls[:1])
         ids = tokens(tokenizer, written)
-        engine.choices = [(ids, singly(ids))]
-        single = assembled(chunks(handler))
+        single = assembled(chunks(handler, (ids, singly(ids))))
         meant = [(name, json.dumps(values)) for name, values in calls[: 1 if parser in ONE_CALL else None]]
         assert loaded(single) == [(name, json.loads(values)) for name, values in meant]
         assert single[0].strip() == text.strip()
         assert single[3] == ("tool_calls" if calls else "stop")
         for _ in range(cuts):
-            engine.choices = [(ids, random_runs(len(ids), draw))]
-            assert assembled(chunks(handler)) == single
+            assert assembled(chunks(handler, (ids, random_runs(len(ids), draw)))) == single
         if parser not in KEEPS_FRAME:
             assert whole(handler, written) == (single[0].strip(), loaded(single))
 
@@ -190,8 +190,7 @@ def whole(handler: ChatHandler, written: str) -> tuple[str, list[tuple[str, Any]
 def test_choices_and_reasoning_are_the_same(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(tokenizer)
-    handler = handler_of(engine, monkeypatch, tools="qwen25", reasoning="qwen3")
+    handler = handler_of(tokenizer, monkeypatch, tools="qwen25", reasoning="qwen3")
     written = [
         "<think>Where is it, 1 < 2? 🙂</think>" + answer("qwen25", "Sure.", [WEATHER, HOTEL]),
         "<think>Nowhere.</think>It is 1 <",
@@ -201,8 +200,7 @@ def test_choices_and_reasoning_are_the_same(
     asked["chat_template_kwargs"] = {"enable_thinking": True}
 
     def stream(runs: Sequence[list[int]]) -> list[dict[str, Any]]:
-        engine.choices = list(zip(streams, runs, strict=True))
-        return chunks(handler, **asked)
+        return chunks(handler, *zip(streams, runs, strict=True), **asked)
 
     single = stream([singly(ids) for ids in streams])
     assert assembled(single, 0)[:2] == ("Sure.\n", "Where is it, 1 < 2? 🙂")
@@ -224,13 +222,11 @@ def logprobs(stream: Sequence[dict[str, Any]], index: int) -> list[dict[str, Any
 
 
 def test_a_required_call_is_the_same_too(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(tokenizer)
-    handler = handler_of(engine, monkeypatch, tools="pythonic")  # without a grammar: the model writes a JSON list
+    handler = handler_of(tokenizer, monkeypatch, tools="pythonic")  # without a grammar: the model writes a JSON list
     ids = tokens(tokenizer, json.dumps([{"name": name, "parameters": values} for name, values in (WEATHER, HOTEL)]))
     draw = random.Random(3)
     for runs in (singly(ids), *(random_runs(len(ids), draw) for _ in range(10))):
-        engine.choices = [(ids, runs)]
-        answer = assembled(chunks(handler, tool_choice="required"))
+        answer = assembled(chunks(handler, (ids, runs), tool_choice="required"))
         assert loaded(answer) == [WEATHER, HOTEL]
         assert answer[0] == ""
 
@@ -240,11 +236,9 @@ def test_a_required_call_is_the_same_too(tokenizer: PreTrainedTokenizerBase, mon
 def test_an_end_that_looks_like_a_call_is_sent(
     parser: str, end: str, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(tokenizer)
-    handler = handler_of(engine, monkeypatch, tools=parser)
+    handler = handler_of(tokenizer, monkeypatch, tools=parser)
     ids = tokens(tokenizer, end)
-    engine.choices = [(ids, singly(ids))]
-    assert assembled(chunks(handler))[0] == end
+    assert assembled(chunks(handler, (ids, singly(ids))))[0] == end
 
 
 def test_texts_of_tokens_equal_single_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -270,18 +264,16 @@ def test_texts_of_tokens_equal_single_tokens(tokenizer: PreTrainedTokenizerBase)
 
 
 def test_a_number_is_streamed_when_whole(tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(tokenizer)
-    handler = handler_of(engine, monkeypatch, tools="hermes")
+    handler = handler_of(tokenizer, monkeypatch, tools="hermes")
     ids = tokens(tokenizer, '<tool_call>{"name": "get_weather", "arguments": {"days": 125e-2}}</tool_call>')
-    engine.choices = [(ids, singly(ids))]
-    assert loaded(assembled(chunks(handler))) == [("get_weather", {"days": 1.25})]
+    assert loaded(assembled(chunks(handler, (ids, singly(ids))))) == [("get_weather", {"days": 1.25})]
 
 
 def test_an_end_within_a_string_ends_no_call(
     tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = [("get_weather", {"city": 'a </tool_call> "b" <tool_call>{"name": 1}', "days": 1}), HOTEL]
-    assert whole(handler_of(Engine(tokenizer), monkeypatch, tools="hermes"), answer("hermes", "", calls)) == ("", calls)
+    assert whole(handler_of(tokenizer, monkeypatch, tools="hermes"), answer("hermes", "", calls)) == ("", calls)
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])

@@ -11,7 +11,6 @@ from refusals import refuses
 from sglang_contracts import architectures
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from outrider.server.errors import UserError
 from outrider.server.model import families, target
 from outrider.server.model.families import BY_TRANSFORMERS, RECURRENT, REFUSED, SERVED
 from outrider.server.model.target import Model
@@ -47,8 +46,8 @@ def test_served_and_unknown_models_pass() -> None:
 @pytest.mark.parametrize("kind", sorted(families.STATEFUL))
 def test_recurrent_layers_are_refused_whatever_the_architecture(kind: str) -> None:
     for device in ("cpu", "cuda"):
-        with pytest.raises(UserError, match="recurrent state"):
-            families.check(model_of("NobodysModel", layer_types=["full_attention", kind]), device)
+        model = model_of("NobodysModel", layer_types=["full_attention", kind])
+        refuses("recurrent state", families.check, model, device)
 
 
 def test_models_with_states_that_follow_accepted_tokens_are_served_on_cpus() -> None:

@@ -15,6 +15,7 @@ WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_win
 LATENT = {"kv_lora_rank": 512}
 CAPPED = {"attn_logit_softcapping": 50.0, "head_dim": 128}
 WIDE = {"hidden_size": 5120, "num_attention_heads": 8}
+FLOAT32, SMALL_CACHES = {"dtype": "float32"}, ("fp8_e4m3", "fp8_e5m2", "nvfp4")
 
 
 def arguments(capability, config=PLAIN, dtype="auto", **given):
@@ -71,18 +72,16 @@ def test_float32_is_for_our_own(major):
     assert arguments((major, 0), dtype="float32") == {
         "attention_backend": "outrider", "disable_hybrid_swa_memory": True, "disable_prefill_cuda_graph": True
     }  # fmt: skip
-    with pytest.raises(UserError, match="it computes in 16 bits, not in float32; use outrider"):
-        chosen((major, 0), dtype="float32", attention_backend="flashinfer")
+    theirs = {"dtype": "float32", "attention_backend": "flashinfer"}
+    refuses("it computes in 16 bits, not in float32; use outrider", chosen, (major, 0), **theirs)
 
 
-@pytest.mark.parametrize("cache", ["fp8_e4m3", "fp8_e5m2", "nvfp4"])
+@pytest.mark.parametrize("cache", SMALL_CACHES)
 def test_our_own_reads_caches_of_the_models_type_alone(cache):
     assert chosen((9, 0), kv_cache_dtype=cache) == "fa3"
     assert chosen((9, 0), attention_backend="outrider", kv_cache_dtype="bf16") is None
-    with pytest.raises(UserError, match="not as --kv-cache-dtype says; use fa3 or flashinfer"):
-        chosen((9, 0), attention_backend="outrider", kv_cache_dtype=cache)
-    with pytest.raises(UserError, match="with float32 weights and a cache in 8 bits or fewer on"):
-        chosen((9, 0), dtype="float32", kv_cache_dtype=cache)
+    ours = {"attention_backend": "outrider", "kv_cache_dtype": cache}
+    refuses("not as --kv-cache-dtype says; use fa3 or flashinfer", chosen, (9, 0), **ours)
 
 
 def test_a_backend_that_sglang_would_replace_is_refused():
@@ -109,18 +108,16 @@ def test_a_requested_backend_that_fits_stays():
 
 
 @pytest.mark.parametrize(
-    ("capability", "config", "says"),
+    ("capability", "config", "given", "says"),
     [
-        ((7, 5), PLAIN, "of a model on a GPU of compute capability 7.5; one of 9.0 has one$"),
-        ((12, 0), CAPPED | {"head_dim": 640}, "with capped attention scores on a GPU .* 12.0; one of 9.0 has"),
-        ((8, 0), LATENT, "of a model with multi-head latent attention on"),
-        ((9, 0), {"attention_chunk_size": 8192}, "of a model with attention within chunks on a GPU .* 9.0$"),
+        ((7, 5), PLAIN, {}, "of a model on a GPU of compute capability 7.5; one of 9.0 has one$"),
+        ((12, 0), CAPPED | {"head_dim": 640}, {}, "with capped attention scores on a GPU .* 12.0; one of 9.0 has"),
+        ((8, 0), LATENT, {}, "of a model with multi-head latent attention on"),
+        ((9, 0), {"attention_chunk_size": 8192}, {}, "of a model with attention within chunks on a GPU .* 9.0$"),
+        ((9, 0), LATENT, FLOAT32, r"with multi-head latent attention and float32 weights on a GPU .* 9\.0$"),
+        *(((9, 0), PLAIN, FLOAT32 | {"kv_cache_dtype": cache}, "float32 weights and a cache in 8 bits or fewer on")
+          for cache in SMALL_CACHES),
     ],
-)
-def test_the_error_says_that_no_backend_fits(capability, config, says):
-    refuses(says, chosen, capability, config)
-
-
-def test_models_that_no_backend_serves_get_no_advice():
-    with pytest.raises(UserError, match=r"with multi-head latent attention and float32 weights on a GPU .* 9\.0$"):
-        chosen((9, 0), LATENT, dtype="float32")
+)  # fmt: skip
+def test_the_error_says_that_no_backend_fits(capability, config, given, says):
+    refuses(says, chosen, capability, config, **given)

@@ -14,7 +14,6 @@ from outrider.profiles.draft_graphs import TEMPERATURES
 from outrider.profiles.store import Profile
 from outrider.scheduler.spiffy.calibration import untuned_graph
 from outrider.scheduler.spiffy.graph import DraftGraph
-from outrider.server.errors import UserError
 from outrider.server.model.target import Model
 from outrider.server.plugin.loading.from_profile import load_graphs, load_round_cost
 from outrider.server.settings import profile_lookup
@@ -95,8 +94,8 @@ def test_other_weights_have_another_profile(model: Model) -> None:
     assert model.folder is not None
     (model.folder / "model.safetensors").write_bytes(bytes(99) + b"x")
     assert profile_lookup.with_profile(found(model, **STATIC), model)[1]
-    with pytest.raises(UserError, match=r"target: '[0-9a-f]{16}', here '[0-9a-f]{16}'"):
-        profile_lookup.with_profile(found(model, profile="mine", **STATIC), model)
+    named = found(model, profile="mine", **STATIC)
+    refuses(r"target: '[0-9a-f]{16}', here '[0-9a-f]{16}'", profile_lookup.with_profile, named, model)
 
 
 @pytest.mark.parametrize(
@@ -123,5 +122,5 @@ def test_a_profile_without_graphs_is_refused(model: Model) -> None:
     saved = save(model, found(model, **STATIC))
     assert saved.graphs is not None
     saved.graphs.unlink()
-    with pytest.raises(UserError, match=r"lacks draft-graphs\.json; measure anew: outrider tune"):
-        profile_lookup.with_profile(found(model, **STATIC), model)
+    said = r"lacks draft-graphs\.json; measure anew: outrider tune"
+    refuses(said, profile_lookup.with_profile, found(model, **STATIC), model)

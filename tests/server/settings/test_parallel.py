@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 from refusals import refuses
 
-from outrider.server.errors import UserError
 from outrider.server.machine import topology
 from outrider.server.model import target
 from outrider.server.model.target import Model
@@ -53,8 +52,14 @@ def test_sglang_reads_the_same(flags: tuple[str, ...]) -> None:
         (("--tp-size", "3", "--nnodes", "2", *MEETING), "--tp-size 3 ranks cannot be spread evenly over --nnodes 2"),
         (("--tp-size", "2", "--nnodes", "2"), "--nnodes 2 needs --dist-init-addr HOST:PORT"),
         (("--tp-size", "2", "--nnodes", "2", "--dist-init-addr", "10.0.0.1"), "--dist-init-addr is HOST:PORT, like"),
+        (("--disaggregation-mode", "both"), "among the flags for SGLang: argument --disaggregation-mode: invalid"),
+        *(
+            (("--disaggregation-mode", role, "--disaggregation-transfer-backend", backend),
+             f"--disaggregation-mode {role} goes with .*, not {backend}: .* that two servers fit together")
+            for role, backend in (("decode", "fake"), ("prefill", "nixl"))
+        ),
     ],
-)
+)  # fmt: skip
 def test_impossible_settings_are_refused_at_once(flags: tuple[str, ...], message: str) -> None:
     refuses(f"^{message}", Settings, device="cpu", sglang_flags=flags)
 
@@ -64,10 +69,9 @@ def test_cores_are_divided_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topology, "here", lambda: topology.Topology(cores, None))
     two = Settings(device="cpu", sglang_flags=("--tp-size", "2"))
     assert (two.schedulers, two.resolved_threads) == (2, 1)
-    with pytest.raises(UserError, match="--tp-size 3 puts 3 ranks on this machine, which has 2 cores for them"):
-        Settings(device="cpu", sglang_flags=("--tp-size", "3"))
-    with pytest.raises(UserError, match="--engines and --tp-size both divide its cores"):
-        Settings(device="cpu", engines=2, sglang_flags=("--tp-size", "2"))
+    three, both = {"sglang_flags": ("--tp-size", "3")}, {"engines": 2, "sglang_flags": ("--tp-size", "2")}
+    refuses("--tp-size 3 puts 3 ranks on this machine, which has 2 cores for them", Settings, device="cpu", **three)
+    refuses("--engines and --tp-size both divide its cores", Settings, device="cpu", **both)
     refuses("--engines share one machine", Settings, device="cpu", engines=2, sglang_flags=FOUR)
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from refusals import refuses
 
-from outrider.server.errors import UserError
 from outrider.server.machine import hardware
 from outrider.server.model.recurrent import recurrent_layers, state_bytes
 from outrider.server.model.target import Model
@@ -43,8 +42,8 @@ def test_states_are_not_divided_over_ranks() -> None:
 
 def test_quantised_weights_are_refused() -> None:
     model_kinds.check_quantized(Settings(**CPU), model_of())
-    with pytest.raises(UserError, match=r"^m has a recurrent state and is quantised, which is not served"):
-        model_kinds.check_quantized(Settings(**CPU), model_of(quantization_config={"quant_method": "awq"}))
+    awq, said = model_of(quantization_config={"quant_method": "awq"}), "^m has a recurrent state and is quantised"
+    refuses(f"{said}, which is not served", model_kinds.check_quantized, Settings(**CPU), awq)
 
 
 def test_layers_are_listed_or_by_their_interval() -> None:
@@ -64,5 +63,5 @@ def test_the_plan_has_room_for_states(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = memory.plan(Settings(**CPU, max_running_requests=8, disable_radix_cache=True), model_of())
     assert alone.states == 8
     assert memory.plan(Settings(**CPU), model_of(**{"linear_num_value_heads": 0})).states is None
-    with pytest.raises(UserError, match=r"states 3.7 GiB, .*; lower --max-running-requests"):
-        memory.plan(Settings(**CPU, max_running_requests=64), model_of())
+    many = Settings(**CPU, max_running_requests=64)
+    refuses(r"states 3.7 GiB, .*; lower --max-running-requests", memory.plan, many, model_of())
