@@ -6,7 +6,7 @@ from batches import alone, ragged_attention
 from margins import EPSILON
 from references import reference_attention
 
-from outrider.kernels.attention import bounded_attention, flat_attention, torch_attention
+from outrider.kernels.attention import Scores, bounded_attention, flat_attention, torch_attention
 from outrider.kernels.cpu import native
 from outrider.kernels.flat_batch import KV_CHUNK, FlatBatch
 
@@ -30,7 +30,11 @@ def with_sinks(options, q):
     return options | {"sinks": options["sinks"] * torch.linspace(-1, 1, q.shape[1])} if "sinks" in options else options
 
 
-PATHS = pytest.mark.parametrize("attention", [flat_attention, torch_attention])
+def plain(q, k, v, batch, **how):
+    return torch_attention(q, k, v, batch, Scores(**how))
+
+
+PATHS = pytest.mark.parametrize("attention", [flat_attention, plain])
 
 
 @PATHS
@@ -70,7 +74,7 @@ def test_with_bounds_in_place_of_lengths_equals_reference(options, dtype, tolera
     expected = reference_attention(q, k, v, batch, scale=0.2, **options)
     padded = torch.cat([q, torch.full_like(q[:5], torch.nan)])
     batch = dataclasses.replace(batch, most_queries=301, longest=512)
-    got = bounded_attention(padded, k, v, batch, scale=0.2, **options)
+    got = bounded_attention(padded, k, v, batch, Scores(0.2, **options))
     assert got.shape[0] == len(padded)
     torch.testing.assert_close(got[: len(q)], expected, rtol=tolerance, atol=tolerance)
 
