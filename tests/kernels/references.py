@@ -1,14 +1,24 @@
 """References of the kernels, by definition, one request or row at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import pytest
 import torch
 
 from outrider.kernels.acceptance import Verification, mass
 from outrider.kernels.blocks import expand
+from outrider.kernels.cpu import native
 from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.low_rank import Part
 from outrider.kernels.noise import torch_gumbel_argmax
+
+
+def plain(operation: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of an operation without compiled kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "available", lambda: False)
+        return operation(*arguments)
 
 
 def reference_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
