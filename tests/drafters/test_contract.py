@@ -146,7 +146,7 @@ def test_requests_are_drafted_each_by_itself(drafter: Drafter) -> None:
         assert_same_draft(row_of(together, row), alone)
 
 
-@pytest.mark.parametrize("name", [name for name in registry.names() if registry.find(name).needs_checkpoint])
+@pytest.mark.parametrize("name", [name for name, entry in registry.DRAFTERS.items() if entry.needs_checkpoint])
 def test_weights_are_exchanged_while_it_serves(name: str, tmp_path: Path) -> None:
     """Mismatched weights are not applied, and draft state stays."""
     folders = [tmp_path / "one", tmp_path / "other"]
