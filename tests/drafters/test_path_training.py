@@ -117,7 +117,7 @@ def test_a_run_learns_and_is_measured_as_it_drafts(target_folder: Path, prompts:
     assert train.run(args) == 0
     check_learned(tmp_path / "whole")
     folder = tmp_path / "whole" / "drafter"
-    assert networks.kind_of(folder) == "dflash2"
+    assert networks.read_config(folder).kind == "dflash2"
     whole = networks.load_any(folder, dtype=torch.float32)
     assert whole.candidate_selector.successor_codebook.any()
     assert (whole.layers[0].mlp_conv.base_kernel[:, 1] != 0).any()
