@@ -1,13 +1,13 @@
 """A measurement under way: one JSON line per measured shape, so that a killed `outrider tune` goes on where it was."""
 
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from outrider.scheduler.cost.step_times import Point
+from outrider.storage.appending import appending
 from outrider.storage.replacing import replace
 
 from .fingerprint import Fingerprint
@@ -46,10 +46,8 @@ class PartialMeasurement:
 
     def _append(self, content: Any) -> None:
         line = json.dumps(content)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with appending(self.path, every=1) as append:
+            append(line)
         self._read(line)
 
     def discard(self) -> None:
