@@ -31,7 +31,10 @@ class PartialMeasurement:
         self.times: Counter[ShapeKey] = Counter()
         self.seconds = 0.0
         header = json.dumps({"schema": SCHEMA, "fingerprint": fingerprint.to_json()})
-        lines = self._complete_lines()
+        try:
+            lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]  # a kill may have torn the last
+        except FileNotFoundError:
+            lines = []
         kept = [header, *filter(self._read, lines[1:] if lines[:1] == [header] else ())]
         path.parent.mkdir(parents=True, exist_ok=True)
         replace({path: "\n".join(kept) + "\n"})  # also drops a torn line, which must not be appended to
@@ -53,14 +56,6 @@ class PartialMeasurement:
     def discard(self) -> None:
         """Remove the file, once its points are in a profile."""
         self.path.unlink(missing_ok=True)
-
-    def _complete_lines(self) -> list[str]:
-        """Return the lines that end; a kill may leave the last one torn."""
-        try:
-            text = self.path.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return []
-        return text.split("\n")[:-1]
 
     def _read(self, line: str) -> bool:
         """Count a line; return False if it is damaged: that shape is measured again."""
