@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
-import pytest
 import torch
 
 from outrider.kernels.acceptance import Verification, mass
@@ -14,11 +14,10 @@ from outrider.kernels.low_rank import Part
 from outrider.kernels.noise import torch_gumbel_argmax
 
 
-def plain(operation: Callable[..., Any], *arguments: Any) -> Any:
+def plain(operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """The result of an operation without compiled kernels."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "available", lambda: False)
-        return operation(*arguments)
+    with mock.patch.object(native, "available", return_value=False):
+        return operation(*arguments, **options)
 
 
 def reference_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
