@@ -21,13 +21,13 @@ from .slot_tokens import SlotTokens
 FIRST = (-1.23, 1.01, 0.69, 0.37, -0.53)
 LATER = (-1.02, 1.30, 0.07, 0.05, -0.59)
 Weights = tuple[float, float, float, float, float]
-SHORTEST_MATCH, LONGEST_MATCH = 2, 32
-"""Tokens. Confidence rises with the length of the match up to the longest; shorter ones than the shortest are none."""
 # The same for drafts from other texts: the log odds count the compared matches, and the log of their number
 # takes the place of the other odds. From 42,600 such drafts in 786 answers, each looked up in the prompts and answers
 # before it.
 FIRST_ACROSS = (-2.64, 0.85, 0.95, 0.40, -0.59)
 LATER_ACROSS = (-2.24, 1.24, -0.03, -0.06, -0.44)
+SHORTEST_MATCH, LONGEST_MATCH = 2, 32
+"""Tokens. Confidence rises with the length of the match up to the longest; shorter ones than the shortest are none."""
 AT_A_TIME = 1 << 24
 """Comparisons made at once by a search without compiled kernels."""
 
