@@ -196,15 +196,10 @@ class Draft:
 
     @classmethod
     def of(
-        cls,
-        tokens: torch.Tensor,
-        probs: torch.Tensor | None,
-        confidence: torch.Tensor,
-        vocab: torch.Tensor | None,
-        lens: torch.Tensor | None = None,
+        cls, tokens: torch.Tensor, probs: torch.Tensor | None, confidence: torch.Tensor, vocab: torch.Tensor | None
     ) -> Draft:
-        """Return a model's draft that proposes all tokens [R, M]. lens: [R], each M; None: `of` allocates it."""
-        lens = tokens.new_full((len(tokens),), tokens.shape[1]) if lens is None else lens
+        """Return a model's draft that proposes all tokens [R, M]."""
+        lens = tokens.new_full((len(tokens),), tokens.shape[1])
         return cls(tokens, lens, confidence, probs, None if probs is None else vocab, drafting=len(tokens))
 
     @classmethod

@@ -32,7 +32,10 @@ def load_any(folder: str | Path, *, dtype: torch.dtype = torch.bfloat16) -> Draf
 
 
 def read_config(folder: str | Path) -> Config:
-    """Read the shape of a folder's drafter, or of the MTP layer in a target's folder; raises CheckpointError."""
+    """Read the shape of a folder's drafter, or of the MTP layer in a target's folder; raises CheckpointError.
+
+    Its `kind` is as `registry.serving` expects it.
+    """
     config = read_json(folder)
     if has_layout(config):
         return MtpConfig.from_json(config)
@@ -66,11 +69,6 @@ def save(model: TrainedModel, head: torch.Tensor, folder: str | Path) -> None:
     else:
         assert isinstance(model, DraftModel)
         block.save_compact(model, folder)
-
-
-def kind_of(folder: str | Path) -> str:
-    """Return the kind of a folder's drafter, as `registry.serving` expects it; raises CheckpointError."""
-    return read_config(folder).kind
 
 
 def memory(folder: str | Path, dtype: torch.dtype) -> tuple[int, int]:

@@ -27,7 +27,7 @@ class DrafterEntry:
     help: a few words for `outrider serve --help` and server/README.md.
     needs_hidden_states: it has `target_layers`; the engine must expose the target's layer outputs.
     reads_output: it reads the target's last hidden states, which the engine exposes for every target.
-    kind: of its checkpoints, as returned by `networks.kind_of`; "" for the drafter's own name.
+    kind: of its checkpoints, as in `networks.Config`; "" for the drafter's own name.
     expected_run_length: expected accepted tokens over the chance of the first, measured with the shipped weights.
     denoising_steps: the default; 0: it does not denoise. trained: `outrider train` makes such drafters.
     """
@@ -102,15 +102,10 @@ DRAFTERS = {
 }
 
 
-def names() -> tuple[str, ...]:
-    """Return the drafters that users can choose."""
-    return tuple(DRAFTERS)
-
-
 def find(name: str) -> DrafterEntry:
     """Return a drafter's entry. Raises ValueError with the known names."""
     if name not in DRAFTERS:
-        raise ValueError(f"a drafter is one of {', '.join(names())}, not {name!r}")
+        raise ValueError(f"a drafter is one of {', '.join(DRAFTERS)}, not {name!r}")
     return DRAFTERS[name]
 
 
@@ -131,7 +126,7 @@ def memory(name: str, checkpoint: str, *, lookup_gamma: int, dtype: torch.dtype)
 
 def serving(kind: str) -> tuple[str, ...]:
     """Return the drafters that load checkpoints of this kind."""
-    return tuple(name for name in names() if (DRAFTERS[name].kind or name) == kind)
+    return tuple(name for name, entry in DRAFTERS.items() if (entry.kind or name) == kind)
 
 
 def make(

@@ -7,6 +7,7 @@ torch version uses BLAS calls of one shape for that, see `linear`.
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -22,6 +23,16 @@ MASKED = -1e30
 
 BatchedProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """A batched matrix product."""
+
+
+class Scores(NamedTuple):
+    """How scores are made and which positions are seen; fields as in `flat_attention`."""
+
+    scale: float
+    causal: bool = True
+    window: int = -1
+    logit_cap: float = 0.0
+    sinks: torch.Tensor | None = None
 
 
 def flat_attention(
@@ -53,8 +64,8 @@ def flat_attention(
     -------
     [N, Hq, Dv] in q's dtype; sums in float32.
     """
+    arrays = batch.qo_indptr, batch.kv_lens, batch.rows, batch.page_table
     if q.shape[2] % 16 == 0 and v_pool.shape[2] % 16 == 0 and native.fits(q, k_pool, v_pool):
-        arrays = (batch.qo_indptr, batch.kv_lens, batch.rows, batch.page_table)
         sinks = None if sinks is None else sinks.float()
         return torch.ops.outrider.flat_attention(q, k_pool, v_pool, *arrays, scale, causal, window, logit_cap, sinks)
     if (
@@ -63,27 +74,15 @@ def flat_attention(
         and q.dtype == k_pool.dtype
         and cuda.fits(q, k_pool, v_pool)
     ):
-        arrays = (batch.qo_indptr, batch.kv_lens, batch.rows, batch.page_table)
         most = batch.max_q_len if batch.most_queries is None else batch.most_queries
         return cuda.attention.attention(q, k_pool, v_pool, *arrays, most, scale, causal, window, logit_cap)
     bounded = not q.is_cpu and batch.most_queries is not None and batch.longest is not None
     attention = bounded_attention if bounded else torch_attention
-    return attention(
-        q, k_pool, v_pool, batch, scale=scale, causal=causal, window=window, logit_cap=logit_cap, sinks=sinks
-    )
+    return attention(q, k_pool, v_pool, batch, Scores(scale, causal, window, logit_cap, sinks))
 
 
 def bounded_attention(
-    q: torch.Tensor,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
-    batch: FlatBatch,
-    *,
-    scale: float,
-    causal: bool = True,
-    window: int = -1,
-    logit_cap: float = 0.0,
-    sinks: torch.Tensor | None = None,
+    q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, batch: FlatBatch, how: Scores
 ) -> torch.Tensor:
     """Do `flat_attention` on any device without waiting for it, for a batch with known bounds.
 
@@ -99,21 +98,22 @@ def bounded_attention(
     columns = torch.arange(most, device=q.device)
     rows = (begins[:, None] + columns).clamp(max=len(q) - 1)
     position = (kv_lens - q_lens)[:, None] + columns  # [R, Q]
-    queries = (q[rows].float() * scale).view(requests, most, kv_heads, group, -1).permute(0, 2, 1, 3, 4).flatten(2, 3)
+    queries = (q[rows].float() * how.scale).view(requests, most, kv_heads, group, -1).permute(0, 2, 1, 3, 4)
+    queries = queries.flatten(2, 3)
     peak = queries.new_full((*queries.shape[:3], 1), MASKED)
     mass, out = torch.zeros_like(peak), queries.new_zeros(*queries.shape[:3], v_pool.shape[2])
     for start in range(0, longest, KV_CHUNK):
         span = torch.arange(start, start + KV_CHUNK, device=q.device)
         slots = batch.page_table[batch.rows[:, None], torch.minimum(span, kv_lens[:, None] - 1)].long()
-        scores = _capped(queries @ k_pool[slots].float().permute(0, 2, 3, 1), logit_cap)
+        scores = _capped(queries @ k_pool[slots].float().permute(0, 2, 3, 1), how.logit_cap)
         seen = (span < kv_lens[:, None, None]).expand(-1, most, -1)
-        if causal:
+        if how.causal:
             seen = seen & (span <= position[:, :, None])
-        if window >= 0:
-            seen = seen & (span >= position[:, :, None] - window)
+        if how.window >= 0:
+            seen = seen & (span >= position[:, :, None] - how.window)
         scores = scores.masked_fill(~seen[:, None].repeat_interleave(group, 2), MASKED)
         peak, mass, out = _add_chunk(scores, v_pool[slots].float(), peak, mass, out, torch.matmul)
-    mass = mass + _mass_of(sinks, kv_heads, most, peak)
+    mass = mass + _mass_of(how.sinks, kv_heads, most, peak)
     out = (out / mass).view(requests, kv_heads, most, group, -1).permute(0, 2, 1, 3, 4).flatten(2, 3)
     place = torch.arange(len(q), device=q.device)
     request = torch.searchsorted(batch.qo_indptr[1:].long(), place, right=True).clamp(max=requests - 1)
@@ -125,12 +125,7 @@ def torch_attention(
     k_pool: torch.Tensor,
     v_pool: torch.Tensor,
     batch: FlatBatch,
-    *,
-    scale: float,
-    causal: bool = True,
-    window: int = -1,
-    logit_cap: float = 0.0,
-    sinks: torch.Tensor | None = None,
+    how: Scores,
     product: BatchedProduct = torch.bmm,
 ) -> torch.Tensor:
     """Do `flat_attention` without compiled kernels, on any device and without a loop over tokens. In float32 on the CPU
@@ -140,15 +135,13 @@ def torch_attention(
     per_tile, multiply = QUERY_TILE, torch.matmul
     if q.dtype == torch.float32 and q.device.type == "cpu":
         per_tile, multiply = _usable_queries(q, k_pool, v_pool, product), partial(_multiply_one_by_one, product)
-    special = logit_cap > 0 or sinks is not None  # torch's fused attention has neither
-    tiles = batch.tiles(per_tile, causal=causal, long_too=special)
+    special = how.logit_cap > 0 or how.sinks is not None  # torch's fused attention has neither
+    tiles = batch.tiles(per_tile, causal=how.causal, long_too=special)
     if tiles.counts:
-        out[tiles.tokens] = _tiled_attention(
-            q, k_pool, v_pool, batch.page_table, tiles, scale, causal, window, logit_cap, sinks, multiply
-        )
+        out[tiles.tokens] = _tiled_attention(q, k_pool, v_pool, batch.page_table, tiles, how, multiply)
     for r in () if special else batch.long_requests:
         start, stop = batch.host_indptr[r : r + 2]
-        out[start:stop] = _request_attention(q[start:stop], k_pool, v_pool, batch, r, scale, causal, window)
+        out[start:stop] = _request_attention(q[start:stop], k_pool, v_pool, batch, r, how)
     return out
 
 
@@ -195,18 +188,14 @@ def _tiled_attention(
     v_pool: torch.Tensor,
     page_table: torch.Tensor,
     tiles: Tiles,
-    scale: float,
-    causal: bool,
-    window: int,
-    logit_cap: float,
-    sinks: torch.Tensor | None,
+    how: Scores,
     multiply: BatchedProduct,
 ) -> torch.Tensor:
     """Attend by online softmax over fixed chunks; tiles are sorted by length, so a chunk concerns a prefix of them."""
     count, kv_heads, group = tiles.rows.shape[0], k_pool.shape[1], q.shape[1] // k_pool.shape[1]
     width, head_dim, value_dim = QUERY_TILE * group, q.shape[2], v_pool.shape[2]
     queries = q[tiles.queries].float().view(count, QUERY_TILE, kv_heads, group, head_dim)
-    queries = (queries * scale).transpose(1, 2).reshape(count, kv_heads, width, head_dim)
+    queries = (queries * how.scale).transpose(1, 2).reshape(count, kv_heads, width, head_dim)
     peak = queries.new_full((count, kv_heads, width, 1), MASKED)
     mass = queries.new_zeros((count, kv_heads, width, 1))
     out = queries.new_zeros((count, kv_heads, width, value_dim))
@@ -216,16 +205,17 @@ def _tiled_attention(
         safe = torch.minimum(span, tiles.kv_lens[:active, None] - 1)
         slots = page_table[tiles.rows[:active, None], safe]
         keys, values = k_pool[slots].float(), v_pool[slots].float()
-        scores = _capped(multiply(queries[:active], keys.permute(0, 2, 3, 1)), logit_cap)
+        scores = _capped(multiply(queries[:active], keys.permute(0, 2, 3, 1)), how.logit_cap)
         position = tiles.positions[:active, :, None]
-        seen = span <= position if causal else (span < tiles.kv_lens[:active, None, None]).expand(-1, QUERY_TILE, -1)
-        if window >= 0:
-            seen = seen & (span >= position - window)
+        inside = (span < tiles.kv_lens[:active, None, None]).expand(-1, QUERY_TILE, -1)
+        seen = span <= position if how.causal else inside
+        if how.window >= 0:
+            seen = seen & (span >= position - how.window)
         seen = seen[:, None, :, None].expand(-1, -1, -1, group, -1).reshape(active, 1, width, KV_CHUNK)
         scores = scores.masked_fill(~seen, MASKED)
         before = peak[:active], mass[:active], out[:active]
         peak[:active], mass[:active], out[:active] = _add_chunk(scores, values, *before, multiply)
-    mass = mass + _mass_of(sinks, kv_heads, QUERY_TILE, peak)
+    mass = mass + _mass_of(how.sinks, kv_heads, QUERY_TILE, peak)
     out = (out / mass).view(count, kv_heads, QUERY_TILE, group, value_dim).transpose(1, 2)
     return out.reshape(count * QUERY_TILE, q.shape[1], value_dim)[tiles.places].to(q.dtype)
 
@@ -263,14 +253,7 @@ def _add_chunk(
 
 
 def _request_attention(
-    q: torch.Tensor,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
-    batch: FlatBatch,
-    request: int,
-    scale: float,
-    causal: bool,
-    window: int,
+    q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, batch: FlatBatch, request: int, how: Scores
 ) -> torch.Tensor:
     """Run a long extend of one request through torch's fused attention, which needs contiguous keys."""
     length = batch.host_kv_lens[request]
@@ -278,15 +261,11 @@ def _request_attention(
     i = torch.arange(length - q.shape[0], length, device=q.device)[:, None]
     j = torch.arange(length, device=q.device)
     mask = None
-    if window >= 0 or (causal and q.shape[0] < length):
-        mask = ((j <= i) | (not causal)) & ((j >= i - window) | (window < 0))
+    if how.window >= 0 or (how.causal and q.shape[0] < length):
+        mask = ((j <= i) | (not how.causal)) & ((j >= i - how.window) | (how.window < 0))
+    query, keys, values = (x.transpose(0, 1)[None] for x in (q, k_pool[slots], v_pool[slots]))
+    fused = how.causal and mask is None
     out = torch.nn.functional.scaled_dot_product_attention(
-        q.transpose(0, 1)[None],
-        k_pool[slots].transpose(0, 1)[None],
-        v_pool[slots].transpose(0, 1)[None],
-        attn_mask=mask,
-        is_causal=causal and mask is None,
-        scale=scale,
-        enable_gqa=True,
+        query, keys, values, attn_mask=mask, is_causal=fused, scale=how.scale, enable_gqa=True
     )
     return out[0].transpose(0, 1)

@@ -1,7 +1,7 @@
 """The operations between the matrix products of a layer, each in one pass over its rows.
 
 On the CPU the compiled kernels do it (float32 inside, one rounding at the end); elsewhere, and where they are missing,
-the plain torch version after each function. A row's result never depends on the other rows.
+plain torch. A row's result never depends on the other rows.
 """
 
 import math
@@ -29,10 +29,6 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
     dense = x.is_contiguous() and residual.is_contiguous() and x.shape == residual.shape
     if dense and x.shape[-1] % 16 == 0 and native.fits(x, residual, weight):
         return torch.ops.outrider.rms_norm(x, residual, weight, eps)
-    return reference_add_rms_norm(x, residual, weight, eps)
-
-
-def reference_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     wide = x.float() + residual.float()
     residual.copy_(wide)
     return reference_rms_norm(wide, weight, eps).to(x.dtype)
@@ -42,10 +38,6 @@ def silu_mul(x: torch.Tensor) -> torch.Tensor:
     """Return silu(x[..., :d]) * x[..., d:] for x [..., 2 * d]."""
     if x.is_contiguous() and x.shape[-1] % 32 == 0 and native.fits(x):
         return torch.ops.outrider.silu_mul(x)
-    return reference_silu_mul(x)
-
-
-def reference_silu_mul(x: torch.Tensor) -> torch.Tensor:
     gate, up = x.float().chunk(2, dim=-1)
     return (torch.nn.functional.silu(gate) * up).to(x.dtype)
 
@@ -69,11 +61,7 @@ def rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: tor
     """
     if _rope_fits(q, k, cos_sin):
         torch.ops.outrider.rope(q, k, None, positions, cos_sin, None, None, None)
-    else:
-        reference_rope(q, k, positions, cos_sin)
-
-
-def reference_rope(q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor) -> None:
+        return
     cos, sin = cos_sin[positions, None].float().chunk(2, dim=-1)
     for x in (q, k):
         a, b = x[..., : cos_sin.shape[1]].float().chunk(2, dim=-1)
@@ -95,21 +83,8 @@ def rope_write(
     if _rope_fits(q, k, cos_sin) and _heads_fit(v, k_pool, v_pool) and native.fits(k, v, k_pool, v_pool):
         torch.ops.outrider.rope(q, k, v, positions, cos_sin, k_pool, v_pool, slots)
     else:
-        reference_rope_write(q, k, v, positions, cos_sin, k_pool, v_pool, slots)
-
-
-def reference_rope_write(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin: torch.Tensor,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
-    slots: torch.Tensor,
-) -> None:
-    reference_rope(q, k, positions, cos_sin)
-    k_pool[slots], v_pool[slots] = k, v
+        rope(q, k, positions, cos_sin)
+        k_pool[slots], v_pool[slots] = k, v
 
 
 def _rope_fits(q: torch.Tensor, k: torch.Tensor, cos_sin: torch.Tensor) -> bool:

@@ -80,7 +80,7 @@ def uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
     """Return [N, count] float64 in (0, 1), the middles of 2**52 equal parts, for keys [N] int64."""
     if cuda.fits(keys):
         return cuda.noise.numbers(keys, count, torch.float64)
-    return torch.ops.outrider.uniforms(keys, count) if _compiled(keys) else torch_uniforms(keys, count)
+    return torch.ops.outrider.uniforms(keys, count) if _compiled(keys) else _uniform(torch_numbers(keys, count))
 
 
 def gumbel_argmax(weights: torch.Tensor, keys: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
@@ -122,11 +122,6 @@ def _compiled(keys: torch.Tensor) -> bool:
 def torch_numbers(keys: torch.Tensor, count: int) -> torch.Tensor:
     """Do `substreams` without compiled kernels, on any device."""
     return _mix(keys[:, None] + _GOLDEN * torch.arange(1, count + 1, device=keys.device))
-
-
-def torch_uniforms(keys: torch.Tensor, count: int) -> torch.Tensor:
-    """Do `uniforms` without compiled kernels, on any device."""
-    return _uniform(torch_numbers(keys, count))
 
 
 def _uniform(bits: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,7 @@ class FlatVerify(NamedTuple):
 
     input_ids, positions, slots: [B] int64. qo_indptr: [R+1] int64, where each request begins, and where
     the last one ends. request: [B] int64, each token's. step: [B] int64, k: 0 is the anchor, 1..verify_len the drafted
-    tokens. For padding see `flatten_bucket`.
+    tokens. For padding see `flatten_verify`.
     """
 
     input_ids: torch.Tensor
@@ -42,35 +42,21 @@ def flatten_verify(
     seq_lens: torch.Tensor,
     page_table: torch.Tensor,
     rows: torch.Tensor,
+    tokens: int | None = None,
 ) -> FlatVerify:
-    """Return anchors [R] and the first verify_lens [R] of drafts [R, gamma] as one batch of B = sum(1 + verify_lens)
-    tokens.
+    """Return anchors [R] and the first verify_lens [R] of drafts [R, gamma] as one batch of B tokens.
 
     seq_lens: [R], the anchors' positions. page_table: [rows, context] int32, the slot of every position. rows: [R].
-    All but page_table are int64.
+        All but page_table are int64.
+    tokens: B, at least sum(1 + verify_lens): a graph's bucket, with a shape that does not depend on the lengths. Rows
+        left over are padding: token 0 at position 0 and slot 0, which no request owns. A padding token has the last
+        request, so that it may index arrays [R], and step gamma + 1, which no request accepts. None: that sum.
     """
-    if anchors.is_cpu and native.available():
-        return FlatVerify(*torch.ops.outrider.flatten_verify(anchors, drafts, verify_lens, seq_lens, page_table, rows))
-    tokens = int((verify_lens + 1).sum())
-    return flatten_bucket(anchors, drafts, verify_lens, seq_lens, page_table, rows, tokens)
-
-
-def flatten_bucket(
-    anchors: torch.Tensor,
-    drafts: torch.Tensor,
-    verify_lens: torch.Tensor,
-    seq_lens: torch.Tensor,
-    page_table: torch.Tensor,
-    rows: torch.Tensor,
-    tokens: int,
-) -> FlatVerify:
-    """Do `flatten_verify` as a batch of `tokens` tokens, a graph's bucket: its shape does not depend on the lengths.
-
-    sum(1 + verify_lens) <= tokens. Rows left over are padding: token 0 at position 0 and slot 0, which no request owns.
-    A padding token has the last request, so that it may index arrays [R], and step gamma + 1, which no request accepts.
-    """
+    batch = anchors, drafts, verify_lens, seq_lens, page_table, rows
+    if tokens is None and anchors.is_cpu and native.available():
+        return FlatVerify(*torch.ops.outrider.flatten_verify(*batch))
+    tokens = int((verify_lens + 1).sum()) if tokens is None else tokens
     if cuda.fits(anchors):
-        batch = anchors, drafts, verify_lens, seq_lens, page_table, rows
         return FlatVerify(*cuda.ragged.flatten(*batch, tokens))
     requests, gamma = drafts.shape
     indptr = torch.nn.functional.pad((verify_lens + 1).cumsum(0), (1, 0))
@@ -101,7 +87,7 @@ def commit(
     stay.
 
     accept_lens: [R] int64 in 1..gamma+1, tokens: [R, gamma+1] int64, as from `acceptance.accept`. seq_lens: [R] int64.
-    request, step, slots: [T] int64, as from `flatten_bucket`. Rejected tokens and padding get slot 0, so that a caller
+    request, step, slots: [T] int64, as from `flatten_verify`. Rejected tokens and padding get slot 0, so that a caller
         that keeps state by slot can write all T rows.
     """
     if cuda.fits(accept_lens):

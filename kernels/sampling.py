@@ -18,7 +18,11 @@ from .noise import gumbel_argmax
 
 
 class Rules(NamedTuple):
-    """Sampling rules of N rows; see `target_probs`. None: off for every row."""
+    """Sampling rules of N rows; None: off for every row.
+
+    temperatures: [N] float32; 0 means greedy and yields all mass on the argmax.
+    top_ks: [N] integers >= 1; V or more (SGLang writes 2**30): off. top_ps: [N], 1: off. min_ps: [N], 0: off.
+    """
 
     temperatures: torch.Tensor
     top_ks: torch.Tensor | None = None
@@ -37,41 +41,23 @@ class Rules(NamedTuple):
         return Rules(self.temperatures.to(torch.float32).contiguous(), *rest)
 
 
-def target_probs(
-    logits: torch.Tensor,
-    temperatures: torch.Tensor,
-    top_ks: torch.Tensor | None = None,
-    top_ps: torch.Tensor | None = None,
-    min_ps: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Return the probabilities of the next token after the request's own sampling rules.
+def target_probs(logits: torch.Tensor, rules: Rules) -> torch.Tensor:
+    """Return the probabilities of the next token after the requests' own sampling rules: [B, V] float32, each row sums
+    to 1 up to rounding; an excluded token has exactly 0.
 
-    Parameters
-    ----------
-    logits : [B, V], penalties, biases and grammar masks (-inf) already applied.
-    temperatures : [B] float32; 0 means greedy and yields all mass on the argmax.
-    top_ks : [B] integers >= 1; V or more (SGLang writes 2**30): off. None: off for every row.
-    top_ps : [B], 1: off. min_ps : [B], 0: off. None: as above.
-
-    Returns
-    -------
-    [B, V] float32, each row sums to 1 up to rounding; an excluded token has exactly 0.
+    logits: [B, V], penalties, biases and grammar masks (-inf) already applied. rules: B of each. Raises ValueError for
+        other shapes.
     """
-    _check_rules(logits, temperatures, top_ks, top_ps, min_ps)
+    _check_rules(logits, rules)
     if logits.stride(1) == 1 and native.fits(logits):
-        return torch.ops.outrider.target_probs(logits, *Rules(temperatures, top_ks, top_ps, min_ps).typed())
-    return torch_target_probs(logits, temperatures, top_ks, top_ps, min_ps)
+        return torch.ops.outrider.target_probs(logits, *rules.typed())
+    return torch_target_probs(logits, rules)
 
 
-def torch_target_probs(
-    logits: torch.Tensor,
-    temperatures: torch.Tensor,
-    top_ks: torch.Tensor | None = None,
-    top_ps: torch.Tensor | None = None,
-    min_ps: torch.Tensor | None = None,
-) -> torch.Tensor:
+def torch_target_probs(logits: torch.Tensor, rules: Rules) -> torch.Tensor:
     """Do `target_probs` without compiled kernels, on any device without waiting for it. Every rule keeps a prefix of
     the stable ranking, so one sort serves all rows."""
+    temperatures, top_ks, top_ps, min_ps = rules
     greedy = temperatures <= 0
     probs = torch.softmax(logits.float() / temperatures.masked_fill(greedy, 1.0)[:, None], dim=-1)
     if not (top_ks is None and top_ps is None and min_ps is None):
@@ -115,7 +101,7 @@ def draw_tokens(logits: torch.Tensor, rows: torch.Tensor, rules: Rules, keys: to
         return torch.ops.outrider.draw_tokens(logits, rows, *rules.typed(), keys.contiguous())
     if cuda.fits(logits):
         return _draw_on_cuda(logits.index_select(0, rows), rules, keys)
-    return gumbel_argmax(target_probs(logits[rows], *rules), keys)
+    return gumbel_argmax(target_probs(logits[rows], rules), keys)
 
 
 def _draw_on_cuda(logits: torch.Tensor, rules: Rules, keys: torch.Tensor) -> torch.Tensor:
@@ -126,7 +112,7 @@ def _draw_on_cuda(logits: torch.Tensor, rules: Rules, keys: torch.Tensor) -> tor
     return cuda.acceptance.accept(*arrays, None, None, None, False)[1].squeeze(1)
 
 
-def _check_rules(logits: torch.Tensor, *rules: torch.Tensor | None) -> None:
+def _check_rules(logits: torch.Tensor, rules: Rules) -> None:
     if logits.dim() != 2:
         raise ValueError(f"expected logits [B, V], got shape {tuple(logits.shape)}")
     for rule in rules:

@@ -1,13 +1,13 @@
 """A measurement under way: one JSON line per measured shape, so that a killed `outrider tune` goes on where it was."""
 
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from outrider.scheduler.cost.step_times import Point
+from outrider.storage.appending import appending
 from outrider.storage.replacing import replace
 
 from .fingerprint import Fingerprint
@@ -31,7 +31,10 @@ class PartialMeasurement:
         self.times: Counter[ShapeKey] = Counter()
         self.seconds = 0.0
         header = json.dumps({"schema": SCHEMA, "fingerprint": fingerprint.to_json()})
-        lines = self._complete_lines()
+        try:
+            lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]  # a kill may have torn the last
+        except FileNotFoundError:
+            lines = []
         kept = [header, *filter(self._read, lines[1:] if lines[:1] == [header] else ())]
         path.parent.mkdir(parents=True, exist_ok=True)
         replace({path: "\n".join(kept) + "\n"})  # also drops a torn line, which must not be appended to
@@ -46,23 +49,13 @@ class PartialMeasurement:
 
     def _append(self, content: Any) -> None:
         line = json.dumps(content)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with appending(self.path, every=1) as append:
+            append(line)
         self._read(line)
 
     def discard(self) -> None:
         """Remove the file, once its points are in a profile."""
         self.path.unlink(missing_ok=True)
-
-    def _complete_lines(self) -> list[str]:
-        """Return the lines that end; a kill may leave the last one torn."""
-        try:
-            text = self.path.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            return []
-        return text.split("\n")[:-1]
 
     def _read(self, line: str) -> bool:
         """Count a line; return False if it is damaged: that shape is measured again."""

@@ -15,12 +15,11 @@ def mostly_the_same(names: np.ndarray, planned: np.ndarray) -> bool:
 
 
 class Probing:
-    """Every step without drafting saves `share` of its time, and a probe is paid from the savings. So probes cost at
+    """Every step without drafting saves SHARE of its time, and a probe is paid from the savings. So probes cost at
     most that share: they come every few steps if drafting is cheap, after hundreds of steps if it is expensive. A probe
     that was cheaper than expected gives the rest back, so that a price that is far too high is soon corrected."""
 
-    def __init__(self, share: float = SHARE) -> None:
-        self.share = share
+    def __init__(self) -> None:
         self._saved, self._loss = 0.0, 0.0
 
     @property
@@ -46,4 +45,4 @@ class Probing:
 
     def save(self, seconds: float) -> None:
         """Save a share of a step of `seconds` that did not draft."""
-        self._saved = min(self._saved + self.share * seconds, self._loss)
+        self._saved = min(self._saved + SHARE * seconds, self._loss)

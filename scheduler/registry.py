@@ -48,14 +48,10 @@ PLANNERS = {
 }
 
 
-def names() -> tuple[str, ...]:
-    return tuple(PLANNERS)
-
-
 def find(name: str) -> PlannerEntry:
     """Raises ValueError with the known names."""
     if name not in PLANNERS:
-        raise ValueError(f"a planner is one of {', '.join(names())}, not {name!r}")
+        raise ValueError(f"a planner is one of {', '.join(PLANNERS)}, not {name!r}")
     return PLANNERS[name]
 
 

@@ -27,7 +27,7 @@ def draw_columns(
     greedy = rules.temperatures <= 0
     if all_greedy or (all_greedy is None and bool(greedy.all())):
         return row.argmax(-1), torch.softmax(row, -1)
-    q = target_probs(row, *rules)
+    q = target_probs(row, rules)
     column = gumbel_argmax(q, keys, vocab)
     if not q.is_cpu:
         return column, torch.where(greedy[:, None], torch.softmax(row, -1), q)

@@ -85,19 +85,15 @@ def former_drafter(args: argparse.Namespace, kind: str, target: TargetModel) -> 
     if args.start in ("target", "fresh") or kind == CONVERSION:
         return None
     folder = Path(args.start) / kind if args.kind == "both" else Path(args.start)
-    model = read_drafter(folder, kind, target)
+    config = networks.read_config(folder)
+    if config.kind != (registry.find(kind).kind or kind):
+        raise ValueError(f"--start {folder} is a drafter of kind {config.kind}, not {kind}")
+    if what := networks.not_trained(config):
+        raise ValueError(f"--start {folder} has {what}: Outrider serves them and cannot train them")
+    model = load_drafter(folder, target, torch.float32).requires_grad_(True).train()
     if isinstance(model, EagleModel):
         model.config = replace(model.config, gamma=args.gamma)
     return model
-
-
-def read_drafter(folder: Path, kind: str, target: TargetModel) -> TrainedModel:
-    """Read a folder's drafter for training, in float32; raises ValueError for another kind or target."""
-    if (stored_kind := networks.kind_of(folder)) != (registry.find(kind).kind or kind):
-        raise ValueError(f"--start {folder} is a drafter of kind {stored_kind}, not {kind}")
-    if what := networks.not_trained(networks.read_config(folder)):
-        raise ValueError(f"--start {folder} has {what}: Outrider serves them and cannot train them")
-    return load_drafter(folder, target, torch.float32).requires_grad_(True).train()
 
 
 def held_out_numbers(store: FeatureStore, args: argparse.Namespace) -> list[int]:
@@ -155,12 +151,7 @@ def gather_features(
         if args.prompts or args.self_prompts:
             raise ValueError("--from-log goes without --prompts and --self-prompts; train on prompts later, by --start")
         meta["logs"] = True
-    store = FeatureStore(
-        folder,
-        width=len(stored) * target.config.hidden_size,
-        top=args.top,
-        meta=meta,
-    )
+    store = FeatureStore(folder, width=len(stored) * target.config.hidden_size, top=args.top, meta=meta)
     store.select(layers, stored)
     if args.follow:
         if not len(store):

@@ -5,9 +5,10 @@ sequences go through the model in packs of bounded size.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 
 from ..training.batches import CPU_TILE, GPU_TILE, Tile, drawn_numbers
 from ..training.loss import Labels
@@ -79,16 +80,10 @@ def whole_blocks(s: Sequence, size: int, stops: set[int]) -> Sequence:
     last = int(s.tokens[-1])
     if last not in stops:
         return s.first(len(s.tokens) // size * size)
-    missing = -len(s.tokens) % size
-    ids, probs = s.top_ids.new_zeros(missing, s.top_ids.shape[1]), s.top_probs.new_zeros(missing, s.top_ids.shape[1])
-    ids[:, 0], probs[:, 0] = last, 1.0
-    return Sequence(
-        tokens=torch.cat([s.tokens, s.tokens.new_full((missing,), last)]),
-        prompt=s.prompt,
-        features=s.features,
-        top_ids=torch.cat([s.top_ids, ids]),
-        top_probs=torch.cat([s.top_probs, probs]),
-    )
+    missing, answer = -len(s.tokens) % size, len(s.top_ids)
+    ids, probs = (F.pad(x, (0, 0, 0, missing)) for x in (s.top_ids, s.top_probs))
+    ids[answer:, 0], probs[answer:, 0] = last, 1.0
+    return replace(s, tokens=F.pad(s.tokens, (0, missing), value=last), top_ids=ids, top_probs=probs)
 
 
 class PackMaker:

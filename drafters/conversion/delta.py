@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from ..block.checkpoint import quantise, target_identity
 from ..checkpoint import WEIGHTS, read_tensors, write_folder
-from ..config_file import CheckpointError, check_same
+from ..config_file import CheckpointError, check_same, read_json
 from .model import ConvertedModel
 
 FIELDS = ("block_size", "mask_token_id", "shift", "context_mask")
@@ -40,11 +40,8 @@ def save(model: ConvertedModel, folder: Path) -> None:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Read a delta's config. Raises CheckpointError where the folder holds none."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder} holds no block-diffusion delta: {error}") from None
-    if not isinstance(config, dict) or not {*FIELDS, "rank", "target"} <= config.keys():
+    config = read_json(folder)
+    if not {*FIELDS, "rank", "target"} <= config.keys():
         raise CheckpointError(f"{folder / 'config.json'} is not that of a block-diffusion delta")
     return config
 
@@ -60,9 +57,7 @@ def merge(folder: Path, weights: dict[str, torch.Tensor], layers: int) -> None:
                 for name, change in zip(names, delta, strict=True):
                     weight = weights[f"model.layers.{layer}.{name}.weight"]
                     weight.copy_(weight.float() + change)
-        weights["model.embed_tokens.weight"][read_config(folder)["mask_token_id"]] = tensors["mask"].to(
-            weights["model.embed_tokens.weight"].dtype
-        )
+        weights["model.embed_tokens.weight"][read_config(folder)["mask_token_id"]].copy_(tensors["mask"])
     except (KeyError, RuntimeError) as error:
         raise CheckpointError(f"{folder} does not fit the target: {error}") from None
 
@@ -86,6 +81,6 @@ def write_merged(target: Path, folder: Path, into: Path) -> None:
         ours = path.name.startswith("outrider-") or "safetensors" in path.name
         if path.suffix in (".json", ".jinja", ".model", ".txt") and not ours:
             (into / path.name).write_bytes(path.read_bytes())
-    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
-    (into / "config.json").write_text(json.dumps(config | {n: delta[n] for n in FIELDS}, indent=1) + "\n")
+    config = read_json(target) | {name: delta[name] for name in FIELDS}
+    (into / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     save_file(weights, into / WEIGHTS, metadata={"format": "pt"})

@@ -16,7 +16,7 @@ from ..block.layers import DraftLayer
 from ..block.model import DraftModel
 from ..training.batches import Tile
 from ..training.forward import blocks_attention
-from ..training.start import check_shape, copy_layer
+from ..training.start import copy_layers
 from ..training.target import TargetModel
 from .layout import Layout
 
@@ -119,10 +119,7 @@ class ConvertedModel(DraftModel):
     @torch.no_grad()
     def start_from(self, target: TargetModel) -> None:
         """Copy the target's weights; the mask starts as the mean of all embeddings."""
-        for layer, source in zip(self.draft_layers, target.model.model.layers, strict=True):
-            check_shape(self.config, source)
-            copy_layer(layer, source, qk_norm=self.config.qk_norm)
-        self.norm.weight.copy_(target.model.model.norm.weight)
+        copy_layers(self, target, range(self.config.num_layers))
         self.mask.copy_(target.embedding.float().mean(0))
         self.merge()
 

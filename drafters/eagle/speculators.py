@@ -22,23 +22,18 @@ def save_speculators(
     verifier: `name_or_path` and `architectures` of the target. Raises CheckpointError where the format cannot hold a
         part of the head.
     """
-    _check(weights)
-    rows, head = with_shared(weights, embedding, head)
-    assert isinstance(rows, torch.Tensor)
-    tensors = weights.tensors | {"embed_tokens.weight": rows, "lm_head.weight": head}
-    tensors = {name: value.detach().cpu().bfloat16() for name, value in tensors.items()} | vocabulary_tensors(weights)
-    write_folder(folder, tensors, _config(weights, verifier))
-
-
-def _check(weights: ChainWeights) -> None:
-    config, biases = weights.config, BIASES & weights.tensors.keys()
-    no_place = []
+    config, biases, no_place = weights.config, BIASES & weights.tensors.keys(), []
     if "fc.bias" in weights.tensors or len(biases) not in (0, len(BIASES)):
         no_place.append("biases of some products")
     if config.target_hidden_size != config.hidden_size:
         no_place.append(f"hidden_size {config.hidden_size} with the target's {config.target_hidden_size}")
     if no_place:
         raise CheckpointError(f"speculators' format has no place for {' and '.join(no_place)}")
+    rows, head = with_shared(weights, embedding, head)
+    assert isinstance(rows, torch.Tensor)
+    tensors = weights.tensors | {"embed_tokens.weight": rows, "lm_head.weight": head}
+    tensors = {name: value.detach().cpu().bfloat16() for name, value in tensors.items()} | vocabulary_tensors(weights)
+    write_folder(folder, tensors, _config(weights, verifier))
 
 
 def _config(weights: ChainWeights, verifier: dict[str, Any]) -> dict[str, Any]:

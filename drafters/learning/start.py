@@ -12,7 +12,7 @@ from ..commands.arguments import add_arguments
 from ..training.forward import frozen_part
 from ..training.target import TargetModel
 
-KINDS = tuple(name for name in registry.names() if registry.find(name).needs_checkpoint and registry.find(name).trained)
+KINDS = tuple(name for name, entry in registry.DRAFTERS.items() if entry.needs_checkpoint and entry.trained)
 """Drafters that can learn."""
 FROM_TARGET = "target"
 COMMON = "--sequences 1 --anchors 96 --decay-steps 0 --steps 1000000000 --ema 0.998"

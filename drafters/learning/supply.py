@@ -13,7 +13,7 @@ from typing import Any
 from ..block import checkpoint
 from ..training.decode import decode
 from ..training.features import read_texts, sequence_features, usable
-from ..training.logs import LEAST_AGREEMENT, agreement, held_out, prompt_name, under_rules
+from ..training.logs import LEAST_AGREEMENT, agreement, held_out, under_rules
 from ..training.prompts import read_samples
 from ..training.store import FeatureStore, Sequence, StoredAnswer, StoreInUse, digest
 from ..training.target import TargetModel
@@ -113,7 +113,7 @@ class Supply:
                     if agreement(sequence, answer.temperature) < LEAST_AGREEMENT:
                         self.foreign += 1
                     else:
-                        store.append(sequence, temperature=answer.temperature, source=prompt_name(answer.prompt_ids))
+                        store.append(sequence, temperature=answer.temperature, source=digest(answer.prompt_ids))
                 self.items += [Item(number, i, store.entries[i]) for i in range(before, len(store))]
             yield len(batch)
 

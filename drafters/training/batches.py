@@ -101,47 +101,41 @@ class BatchMaker:
 
     def cut(self, sequences: list[Sequence], anchors: list[torch.Tensor], size: int) -> TrainingStep:
         """Cut blocks of `size` predictions that follow the given anchor positions of each sequence."""
-        before, features, positions, ids, anchored, tokens, valid, tops, probs, tiles = ([] for _ in range(10))
+        parts, tiles = [], []
         row = first = 0
         for s, at in zip(sequences, anchors, strict=True):
             at = at.sort().values
-            context = context_rows(int(at[-1]))
-            before.append(_filled(s.tokens[: int(at[-1])], context))
-            features.append(_filled(s.features[: int(at[-1])], context))
-            positions.append(torch.arange(context))
+            last = int(at[-1])
+            context = context_rows(last)
+            before = _filled(s.tokens[:last], context), _filled(s.features[:last], context), torch.arange(context)
             reach = at[:, None] + torch.arange(size + 1)
             inside = reach < len(s.tokens)
             block = s.tokens[reach.clamp_max(len(s.tokens) - 1)] * inside
             answer = (reach[:, 1:] - s.prompt)[inside[:, 1:]]
-            ids.append(block[:, 0])
-            anchored.append(at)
-            tokens.append(block)
-            valid.append(inside[:, 1:])
-            tops.append(s.top_ids[answer])
-            probs.append(s.top_probs[answer])
+            parts.append((*before, at, block, inside[:, 1:], s.top_ids[answer], s.top_probs[answer]))
             for piece in at.split(self.tile):
                 hidden = torch.arange(context_rows(int(piece[-1]))) >= piece[:, None]
                 tiles.append(Tile(first, row, self.move(hidden[None])))
                 first += len(piece)
             row += context
-        block_tokens, keep = torch.cat(tokens), torch.cat(valid)
+        ids, features, positions, anchored, tokens, keep, tops, probs = map(torch.cat, zip(*parts, strict=True))
         weights = position_weights(size, self.decay).expand(len(keep), -1)[keep]
         places = torch.arange(size).expand(len(keep), -1)[keep]
         labels = Labels(
-            token=self.move(self.columns[block_tokens[:, 1:][keep]]),
-            top=self.move(self.columns[torch.cat(tops)]),
-            probs=self.move(torch.cat(probs)),
+            token=self.move(self.columns[tokens[:, 1:][keep]]),
+            top=self.move(self.columns[tops]),
+            probs=self.move(probs),
             weight=self.move(weights),
             place=self.move(places),
             blocks=(places == 0).nonzero()[:, 0].tolist(),
         )
         return TrainingStep(
-            context=self.move(torch.cat(before)),
-            features=self.move(torch.cat(features)),
-            positions=self.move(torch.cat(positions)),
-            anchors=self.move(torch.cat(ids)),
-            anchor_positions=self.move(torch.cat(anchored)),
-            tokens=self.move(block_tokens),
+            context=self.move(ids),
+            features=self.move(features),
+            positions=self.move(positions),
+            anchors=self.move(tokens[:, 0]),
+            anchor_positions=self.move(anchored),
+            tokens=self.move(tokens),
             valid=self.move(keep),
             rows=self.move(keep.flatten().nonzero()[:, 0]),
             labels=labels,

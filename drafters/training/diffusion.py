@@ -1,19 +1,22 @@
 """Training runs of diffusion drafters, in either stage."""
 
+import math
 from pathlib import Path
 
 import torch
 
 from ..diffusion.denoise import Schedule
 from ..diffusion.model import DiffusionModel
-from .batches import BatchMaker, TrainingStep
+from .batches import TrainingStep
 from .forward import FrozenTarget
 from .loop import DraftRun, Recipe, learn_from
 from .masked import MaskedStep, block_states, mask_blocks, masked_anywhere, masked_at_the_end
 
 
 class DiffusionRun(DraftRun[DiffusionModel]):
-    """Stage I, or stage II if `alpha` is given."""
+    """Stage I, or stage II if `alpha` is given. Without a decay, masks alone weigh positions."""
+
+    decay = math.inf
 
     def __init__(
         self,
@@ -27,10 +30,6 @@ class DiffusionRun(DraftRun[DiffusionModel]):
     ) -> None:
         super().__init__(folder, model, frozen, recipe)
         self.schedule, self.alpha = schedule, alpha
-
-    def maker(self) -> BatchMaker:
-        decay = self.recipe.position_decay or float("inf")  # without one, masks alone weigh positions
-        return BatchMaker(self.model.config, self.model.vocab, device=self.frozen.head.device, decay=decay)
 
     def batch(self, step: TrainingStep, number: int) -> MaskedStep:
         generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_033 + number)

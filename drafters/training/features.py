@@ -13,7 +13,7 @@ from tqdm import tqdm
 from .deadline import NEVER, Deadline
 from .prompts import AnsweredPrompt
 from .store import FeatureStore, Sequence
-from .target import TargetModel
+from .target import TargetModel, outputs_of
 
 BATCH_TOKENS = 2048
 """Tokens that the target reads at a time, padding included; a longer text goes in alone."""
@@ -31,7 +31,7 @@ def sequence_features(
     distribution of answer token i comes from position i - 1, so logits are computed from the last prompt token on."""
     width = max(len(ids) for ids, _ in batch)
     padded = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in batch], device=target.device)
-    with target.layer_outputs(layers) as out:
+    with outputs_of({i: target.model.model.layers[i] for i in layers}) as out:
         final = target.model.model(input_ids=padded, use_cache=False).last_hidden_state
     features = torch.cat([out[i] for i in layers], -1) if layers else final[..., :0]
     sequences = []

@@ -11,7 +11,7 @@ All may have a `temperature`.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ class LogReader:
                     "no text" if not prompt or not response else f"a prompt of more than {LONGEST_PROMPT} tokens"
                 ] += 1
                 continue
-            yield AnsweredText(prompt + response, len(prompt), float(temperature), prompt_name(prompt))
+            yield AnsweredText(prompt + response, len(prompt), float(temperature), digest(prompt))
 
     def _prompt(self, request: dict[str, Any], row: dict[str, Any], where: str) -> list[int]:
         """Return the prompt's token ids; empty if it is not text alone, which is counted in `skipped`."""
@@ -159,13 +159,8 @@ def _ids(row: dict[str, Any], name: str, size: int, where: str) -> list[int]:
     return ids
 
 
-def prompt_name(prompt_ids: Iterable[int]) -> str:
-    """Return a short name of a prompt, the same for every answer to it."""
-    return digest(prompt_ids)
-
-
 def held_out(prompt: str) -> bool:
-    """Return True if answers to the prompt of this name are kept for the gate, and never trained on."""
+    """Return True if answers to the prompt with this digest are kept for the gate, and never trained on."""
     return int(prompt, 16) % HELD_OUT == 0
 
 

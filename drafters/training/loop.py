@@ -324,14 +324,20 @@ class Means:
 
 
 class DraftRun(TrainingRun[Model]):
-    """Training of a drafter; schedule: of the greedy drafting that is measured, where it denoises."""
+    """Training of a drafter.
+
+    schedule: of the greedy drafting that is measured, where it denoises. decay: of the position weights, unless the
+        recipe has one; None: gamma.
+    """
 
     measured = "tau"
     schedule: Schedule | None = None
+    decay: float | None = None
 
-    @abstractmethod
     def maker(self) -> BatchMaker:
         """Return the maker that cuts steps for this drafter."""
+        decay = self.recipe.position_decay or self.decay
+        return BatchMaker(self.model.config, self.model.vocab, device=self.frozen.head.device, decay=decay)
 
     def batch(self, step: TrainingStep, number: int) -> Any:
         """Return the batch that step `number` trains on, made of these blocks."""
@@ -361,10 +367,6 @@ Reader = TypeVar("Reader", bound=BlockModel | EagleModel)
 
 class ReaderRun(DraftRun[Reader]):
     """Training of a drafter that reads the target's hidden states."""
-
-    def maker(self) -> BatchMaker:
-        device, decay = self.frozen.head.device, self.recipe.position_decay
-        return BatchMaker(self.model.config, self.model.vocab, device=device, decay=decay)
 
     def learn(self, batch: TrainingStep) -> dict[str, torch.Tensor]:
         recipe = self.recipe

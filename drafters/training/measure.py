@@ -85,7 +85,6 @@ def measure(
     answers: list[Answer],
     *,
     temperature: float = 0.0,
-    seed: int = 0,
     steps: Steps = walk,
 ) -> list[Acceptance]:
     """Return the acceptance of each arm along the same answers, which the target wrote at `temperature`."""
@@ -97,7 +96,7 @@ def measure(
         schedule = make_schedule(model.config.gamma, arm.steps) if arm.steps else None
         followed.append((hits_of(model, frozen, maker.columns, schedule), maker, model.config.target_layers))
     totals = [Acceptance.empty(maker.config.gamma) for _, maker, _ in followed]
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     for ids, prompt in tqdm(answers, desc=f"T={temperature:g}", unit="answer", leave=False):
         chances = None
         if temperature > 0:

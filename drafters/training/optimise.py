@@ -15,24 +15,22 @@ class Optimiser:
         where it is 0.
     """
 
-    def __init__(
-        self, model: nn.Module, *, lr: float, weight_decay: float, clip: float = 1.0, ema: float = 0.0
-    ) -> None:
+    def __init__(self, model: nn.Module, *, lr: float, weight_decay: float, ema: float = 0.0) -> None:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.masters = [p.detach().float().requires_grad_() if p.dtype != torch.float32 else p for p in self.parameters]
         matrices = [m for m in self.masters if m.ndim > 1]
         vectors = [m for m in self.masters if m.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         self.adam = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
-        self.lr, self.clip, self.ema, self.steps = lr, clip, ema, 0
+        self.lr, self.ema, self.steps = lr, ema, 0
         self.means = [m.detach().clone() for m in self.masters] if ema else []
 
     def step(self, scale: float) -> torch.Tensor:
-        """Do one update at learning rate lr * scale; return the gradient norm before clipping, a scalar."""
+        """Do one update at learning rate lr * scale; return the gradient norm before it is clipped to 1, a scalar."""
         for p, master in zip(self.parameters, self.masters, strict=True):
             if master is not p:
                 master.grad = None if p.grad is None else p.grad.float()
-        norm = nn.utils.clip_grad_norm_(self.masters, self.clip)
+        norm = nn.utils.clip_grad_norm_(self.masters, 1.0)
         for group in self.adam.param_groups:
             group["lr"] = self.lr * scale
         self.adam.step()

@@ -7,7 +7,7 @@ import torch
 
 from ..block.config import BlockConfig
 from ..block.layers import DraftLayer
-from ..block.model import BlockModel
+from ..block.model import BlockModel, DraftModel
 from ..diffusion.model import DiffusionModel
 from ..eagle.checkpoint import ATTENTION, LAYER
 from ..eagle.config import EagleConfig
@@ -46,6 +46,15 @@ def copy_layer(layer: DraftLayer, source: Any, *, qk_norm: bool = False) -> None
         layer.k_norm.weight.copy_(source.self_attn.k_norm.weight)
 
 
+def copy_layers(model: DraftModel, target: TargetModel, numbers: Iterable[int]) -> None:
+    """Copy these layers of the target, in order, and its last norm. Raises ValueError where shapes do not match."""
+    for layer, number in zip(model.draft_layers, numbers, strict=True):
+        source = target.model.model.layers[number]
+        check_shape(model.config, source)
+        copy_layer(layer, source, qk_norm=model.config.qk_norm)
+    model.norm.weight.copy_(target.model.model.norm.weight)
+
+
 @torch.no_grad()
 def start_eagle(model: EagleModel, target: TargetModel) -> None:
     """Copy the target's last layer, as the part that reads features, and its last norm. Weights that read embeddings
@@ -72,11 +81,7 @@ def start_diffusion(model: DiffusionModel, target: TargetModel, layers: Iterable
     """Copy these layers of the target, in order, and its last norm; None: neither. A mask starts as the mean of all
     embeddings, the separator as zero."""
     if layers is not None:
-        for layer, number in zip(model.draft_layers, layers, strict=True):
-            source = target.model.model.layers[number]
-            check_shape(model.config, source)
-            copy_layer(layer, source, qk_norm=model.config.qk_norm)
-        model.norm.weight.copy_(target.model.model.norm.weight)
+        copy_layers(model, target, layers)
     model.mask.copy_(target.embedding.float().mean(0))
     model.separator.zero_()
 

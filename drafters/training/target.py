@@ -2,8 +2,8 @@
 
 import ctypes
 import platform
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,10 +70,6 @@ class TargetModel:
         ids = getattr(self.model.generation_config, "eos_token_id", None)
         ids = ids if isinstance(ids, list) else [ids]
         return {int(i) for i in ids if i is not None} | {int(self.tokenizer.eos_token_id)}
-
-    def layer_outputs(self, layers: Iterable[int]) -> AbstractContextManager[dict[int, torch.Tensor]]:
-        """Inside, every forward puts the outputs [B, S, d] of the given layers into the dictionary."""
-        return outputs_of({i: self.model.model.layers[i] for i in layers})
 
     @contextmanager
     def adapted(self, adapter: AdapterFolder | None) -> Iterator[None]:

@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..settings import profile_lookup
 from .synthetic_cost import SyntheticCost
 
-PLANNERS = ("off", *reversed(registry.names()))
+PLANNERS = ("off", *reversed(registry.PLANNERS))
 THRESHOLD = 0.3
 WARM_UP = 300
 """Steps before the measurement."""

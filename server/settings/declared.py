@@ -1,6 +1,6 @@
 """All settings of a server, each with its flag, its bounds and its help."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,11 +12,11 @@ from ..plugin.diffusion.target import UNMASKINGS
 from . import traces
 from .setting import setting
 
-DRAFTERS = ("auto", *drafters.names(), "off")
-CHECKPOINT_DRAFTERS = tuple(name for name in drafters.names() if drafters.find(name).needs_checkpoint)
+DRAFTERS = ("auto", *drafters.DRAFTERS, "off")
+CHECKPOINT_DRAFTERS = tuple(name for name, entry in drafters.DRAFTERS.items() if entry.needs_checkpoint)
 TRAINED_DRAFTERS = tuple(name for name in CHECKPOINT_DRAFTERS if drafters.find(name).trained)
-DENOISING_DRAFTERS = tuple(name for name in drafters.names() if drafters.find(name).denoising_steps)
-PLANNERS = planners.names()
+DENOISING_DRAFTERS = tuple(name for name, entry in drafters.DRAFTERS.items() if entry.denoising_steps)
+PLANNERS = tuple(planners.PLANNERS)
 PROFILED_PLANNERS = tuple(name for name in PLANNERS if planners.find(name).needs_profile)
 MAX_GAMMA = 64
 SMALLEST_KV = 256
@@ -27,8 +27,8 @@ MAX_PAUSE = {"cpu": 0.2, "cuda": 0.05}
 """Seconds, by device."""
 
 
-def _each(names: Sequence[str], find: Callable[[str], drafters.DrafterEntry | planners.PlannerEntry]) -> str:
-    return ", ".join(f"`{name}` ({find(name).help})" for name in names)
+def _each(entries: Mapping[str, drafters.DrafterEntry | planners.PlannerEntry]) -> str:
+    return ", ".join(f"`{name}` ({entry.help})" for name, entry in entries.items())
 
 
 _model = partial(setting, "model")
@@ -95,7 +95,7 @@ class Declared:
 
     drafter: str = _speculation(
         "auto",
-        f"who proposes tokens: {_each(drafters.names(), drafters.find)}, `off`; auto: `dspark` with the embedded "
+        f"who proposes tokens: {_each(drafters.DRAFTERS)}, `off`; auto: `dspark` with the embedded "
         "model, else one that [is here and fits](#drafters), else `ngram`",
         choices=DRAFTERS,
     )
@@ -135,7 +135,7 @@ class Declared:
     )
     planner: str = _speculation(
         "asynchronous",
-        f"decides how much of each draft is verified: {_each(PLANNERS, planners.find)}",
+        f"decides how much of each draft is verified: {_each(planners.PLANNERS)}",
         choices=PLANNERS,
     )
     threshold: float = _speculation(0.3, "survival below which `--planner threshold` stops", metavar="P", bounds=(0, 1))

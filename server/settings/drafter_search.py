@@ -50,7 +50,7 @@ def candidates(settings: Settings, model: Model) -> list[Candidate]:
         return [_in_folder(folder, folder.name, origin, settings, model) for folder in folders if folder.is_dir()]
     within = sorted(path.parent for path in model.folder.glob("*/config.json")) if model.folder else []
     listed = [_in_folder(folder, str(folder), "in the model's folder", settings, model) for folder in within]
-    names = registry.names()  # in the order of preference
+    names = list(registry.DRAFTERS)  # in the order of preference
     for drafter in sorted(_public(settings, model), key=lambda one: names.index(registry.serving(one.kind)[0])):
         here, origin = _here(drafter.repo, settings, model)
         if here is None:

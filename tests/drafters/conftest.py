@@ -12,7 +12,7 @@ from outrider.drafters.chain import network
 from outrider.drafters.chain.drafter import ChainDrafter
 from outrider.drafters.diffusion import drafter
 from outrider.drafters.diffusion.drafter import DiffusionDrafter
-from outrider.kernels.attention import bounded_attention, torch_attention
+from outrider.kernels.attention import Scores, bounded_attention, torch_attention
 from outrider.kernels.flat_batch import FlatBatch
 
 
@@ -34,7 +34,7 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flat: FlatBatch, **how: Any) -> torch.Tensor:
-    return (torch_attention if flat.longest is None else bounded_attention)(q, k, v, flat, **how)
+    return (torch_attention if flat.longest is None else bounded_attention)(q, k, v, flat, Scores(**how))
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_plain_folder_round_trips(model: DraftModel, tmp_path: Path) -> None:
     save_plain(model, tmp_path, torch.float32)
     again = networks.load_any(tmp_path, dtype=torch.float32)
     assert again.config == dataclasses.replace(config, draft_vocab_size=None)
-    assert networks.kind_of(tmp_path) == config.kind
+    assert networks.read_config(tmp_path).kind == config.kind
     contexts = config.hidden_size if getattr(model, "lilicorr", None) else 0
     _, state = networks.memory(tmp_path, torch.float32)
     assert state == 4 * (2 * config.num_layers * config.num_kv_heads * config.head_dim + contexts)

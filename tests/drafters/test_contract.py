@@ -13,6 +13,7 @@ from tiny_drafters import (
     GAMMA,
     PATHS,
     assert_same_draft,
+    check_draws_are_unseen,
     make_diffusion,
     make_model,
     make_registered,
@@ -97,16 +98,7 @@ def test_keys_are_the_only_randomness(drafter: Drafter, temperature: float) -> N
 @pytest.mark.parametrize("temperature", [0.0, 6.0])
 def test_a_confidence_knows_neither_its_token_nor_later_ones(drafter: Drafter, temperature: float) -> None:
     read(drafter, table := pages(seed=0))
-    batch = asked(table, temperature)
-    drafter.propose(batch)  # takes in all tokens now: a later, larger pass would round differently
-    seen = drafter.propose(batch)
-    for k in range(GAMMA):
-        keys = batch.keys.clone()
-        keys[:, k:] += 5
-        changed = drafter.propose(dataclasses.replace(batch, keys=keys))
-        assert torch.equal(seen.tokens[:, :k], changed.tokens[:, :k])
-        assert torch.equal(seen.confidence[:, : k + 1], changed.confidence[:, : k + 1])
-        assert torch.equal(seen.lens, changed.lens)
+    check_draws_are_unseen(drafter, asked(table, temperature))
 
 
 def test_state_lies_at_the_slots(drafter: Drafter) -> None:
@@ -146,7 +138,7 @@ def test_requests_are_drafted_each_by_itself(drafter: Drafter) -> None:
         assert_same_draft(row_of(together, row), alone)
 
 
-@pytest.mark.parametrize("name", [name for name in registry.names() if registry.find(name).needs_checkpoint])
+@pytest.mark.parametrize("name", [name for name, entry in registry.DRAFTERS.items() if entry.needs_checkpoint])
 def test_weights_are_exchanged_while_it_serves(name: str, tmp_path: Path) -> None:
     """Mismatched weights are not applied, and draft state stays."""
     folders = [tmp_path / "one", tmp_path / "other"]

@@ -87,8 +87,8 @@ def test_a_draft_vocabulary_in_another_order_is_sorted(tmp_path: Path) -> None:
 
 def test_layers_and_kind_of_each_layout(layout: str, tmp_path: Path) -> None:
     folder = save_eagle(tmp_path, layout)
-    assert networks.kind_of(folder) == "eagle3"
-    assert registry.serving(networks.kind_of(folder)) == ("eagle3",)
+    assert networks.read_config(folder).kind == "eagle3"
+    assert registry.serving(networks.read_config(folder).kind) == ("eagle3",)
     assert EagleDrafter.load(eagle_target(layout), folder, gamma=GAMMA).target_layers == tuple(LAYER_IDS)
 
 
@@ -146,10 +146,10 @@ def test_missing_and_unknown_tensors_are_refused_by_name(tmp_path: Path) -> None
 
 def test_the_first_folders_call_themselves_a_llama(tmp_path: Path) -> None:
     folder = save_eagle(tmp_path, "authors", architectures=["LlamaForCausalLM"])
-    assert networks.kind_of(folder) == "eagle3"
+    assert networks.read_config(folder).kind == "eagle3"
     (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     with pytest.raises(CheckpointError, match="is unknown"):
-        networks.kind_of(folder)
+        networks.read_config(folder)
 
 
 def test_the_estimated_memory_is_the_drafters(layout: str, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """`outrider train eagle3`: training steps equal drafting steps; runs; folders that load."""
 
-import argparse
 import dataclasses
 import json
 from functools import partial
@@ -14,12 +13,10 @@ from margins import assert_near
 from own_process import found_by_fork
 from tiny_drafters import TERMS, batch, check_what_measuring_finds, draft_after, make_target
 from tiny_eagle import LAYER_IDS, LAYOUTS, VOCAB, flat, save_eagle
-from tiny_training import check_learned, training
+from tiny_training import check_learned, exported, training
 
 from outrider.drafters.base import Features
 from outrider.drafters.commands import train
-from outrider.drafters.commands.arguments import add_export_arguments
-from outrider.drafters.commands.export import export
 from outrider.drafters.config_file import CheckpointError, read_json
 from outrider.drafters.eagle.config import EagleConfig
 from outrider.drafters.eagle.drafter import EagleDrafter
@@ -98,11 +95,9 @@ def test_a_run_learns_and_is_measured_as_it_drafts(target_folder: Path, prompts:
     rows = check_learned(tmp_path / "whole")
     assert float(rows[-1]["tau"]) >= 1
     folder = tmp_path / "whole" / "drafter"
-    target = TargetModel.load(str(target_folder), dtype=torch.float32)
-    drafter = EagleDrafter.load(make_target(target.config, target.embedding, target.head), folder, gamma=4)
     written = json.loads((folder / "config.json").read_text())
     assert written.items() >= EagleConfig.from_json(read_json(folder)).to_json().items()
-    check_what_measuring_finds(drafter, target, folder, prompts)
+    check_what_measuring_finds(EagleDrafter.load, target_folder, folder, prompts)
 
 
 @pytest.mark.slow
@@ -152,29 +147,22 @@ def test_untrainable_heads_are_refused(target_folder: Path, prompts: Path, tmp_p
     wide = save_eagle(tmp_path / "wide", "wide")
     with pytest.raises(CheckpointError, match="hidden_size is 32, the drafter was trained for 64"):
         train.run(arguments(target_folder, prompts, tmp_path / "run", "--start", str(wide)))
-    parser = argparse.ArgumentParser()
-    add_export_arguments(parser)
-    out = ["--out", str(tmp_path / "out")]
-    with pytest.raises(ValueError, match="stock SGLang loads an EAGLE-3 folder as it is"):
-        export(parser.parse_args([str(wide), *out]))
-    out += ["--storage", "speculators"]
-    with pytest.raises(ValueError, match="takes one EAGLE-3 folder, and --target"):
-        export(parser.parse_args([str(wide), *out]))
-    out += ["--target", str(target_folder)]
-    with pytest.raises(CheckpointError, match="hidden_size is 32, the drafter was trained for 64"):
-        export(parser.parse_args([str(wide), *out]))
-    some = save_eagle(tmp_path / "some", "speculators")
-    with pytest.raises(CheckpointError, match="has no place for biases of some products"):
-        export(parser.parse_args([str(some), *out]))
+    some, out = save_eagle(tmp_path / "some", "speculators"), ["--out", tmp_path / "out"]
+    given = [*out, "--storage", "speculators"], [*out, "--storage", "speculators", "--target", target_folder]
+    for folder, words, message in (
+        (wide, out, "stock SGLang loads an EAGLE-3 folder as it is"),
+        (wide, given[0], "takes one EAGLE-3 folder, and --target"),
+        (wide, given[1], "hidden_size is 32, the drafter was trained for 64"),
+        (some, given[1], "has no place for biases of some products"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            exported(folder, *words)
 
 
 @pytest.mark.parametrize("layout", ["authors", "specforge", "whole"])
 def test_a_folder_of_speculators_drafts_the_same(layout: str, target_folder: Path, tmp_path: Path) -> None:
     folder, made = save_eagle(tmp_path / "head", layout), tmp_path / "made"
-    parser = argparse.ArgumentParser()
-    add_export_arguments(parser)
-    words = ["--out", str(made), "--storage", "speculators", "--target", str(target_folder)]
-    assert export(parser.parse_args([str(folder), *words])) == 0
+    assert exported(folder, "--out", made, "--storage", "speculators", "--target", target_folder) == 0
     target = TargetModel.load(str(target_folder))
     nothing = torch.zeros_like(target.embedding)
     drafts, width = [], len(LAYER_IDS) * target.config.hidden_size

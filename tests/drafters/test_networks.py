@@ -89,7 +89,8 @@ def test_a_draft_of_fewer_tokens_equals_a_smaller_drafters(scene: Scene, tempera
 
 
 def test_no_token_is_seen_before_it_is_drawn(scene: Scene) -> None:
-    check_draws_are_unseen(*scene.observed(), LENGTHS)
+    made, table = scene.observed()
+    assert check_draws_are_unseen(made, batch(table, [0, 1, 2], list(LENGTHS), 6.0))
 
 
 @pytest.mark.slow

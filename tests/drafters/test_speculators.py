@@ -77,7 +77,7 @@ def same(found: BlockModel, model: BlockModel) -> None:
 def test_a_folder_holds_the_drafter_that_was_written(config: BlockConfig, tmp_path: Path) -> None:
     model = make_model(config)
     folder = save(model, tmp_path / "drafter")
-    assert networks.kind_of(folder) == config.kind
+    assert networks.read_config(folder).kind == config.kind
     same(checkpoint.load(folder, dtype=torch.float32), model)
     networks.check(folder, {"vocab_size": config.vocab_size, "num_hidden_layers": 6, "hidden_size": config.hidden_size})
     weights, state = networks.memory(folder, torch.float32)

@@ -14,15 +14,13 @@ from typing import Any
 import pytest
 import torch
 from margins import assert_near
-from tiny_drafters import TERMS, TINY, check_what_measuring_finds, make_model, make_target
-from tiny_training import check_learned, training
+from tiny_drafters import TERMS, TINY, check_what_measuring_finds, make_model
+from tiny_training import check_learned, exported, training
 
 from outrider.drafters.block.checkpoint import load
 from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.block.model import BlockModel
 from outrider.drafters.commands import shapes, train
-from outrider.drafters.commands.arguments import add_export_arguments
-from outrider.drafters.commands.export import export
 from outrider.drafters.config_file import CheckpointError, check_layers
 from outrider.drafters.training import measure
 from outrider.drafters.training.deadline import Deadline
@@ -82,27 +80,19 @@ def test_train_learns_survives_a_kill_and_drafts(
     for name in left:
         torch.testing.assert_close(left[name], right[name], atol=1e-4, rtol=1e-3)
 
-    parser = argparse.ArgumentParser()
-    add_export_arguments(parser)
-    unfinished = [str(tmp_path / "again" / "checkpoint.pt"), "--out", str(tmp_path / "plain")]
-    assert export(parser.parse_args(unfinished)) == 0
+    assert exported(tmp_path / "again" / "checkpoint.pt", "--out", tmp_path / "plain") == 0
     assert load(tmp_path / "plain").config.draft_vocab_size is None
     assert load(tmp_path / "plain").config.target == load(tmp_path / "whole" / "drafter").config.target != {}
     runs = [tmp_path / "whole" / name for name in ("before-decay.pt", "checkpoint.pt")]
-    of_mean = ["--storage", "int8", "--out", str(tmp_path / "mean")]
-    assert export(parser.parse_args([*map(str, runs), *of_mean])) == 0
+    of_mean = ["--storage", "int8", "--out", tmp_path / "mean"]
+    assert exported(*runs, *of_mean) == 0
     before, after = (loop.checkpoint_model(run).state_dict() for run in runs)
     assert not torch.allclose(before["fc.weight"], after["fc.weight"], atol=1e-3)
     mean, rounding = weights(tmp_path / "mean")["fc.weight"], float(before["fc.weight"].abs().max()) / 127
     torch.testing.assert_close(mean, (before["fc.weight"] + after["fc.weight"]) / 2, atol=rounding, rtol=0)
     with pytest.raises(ValueError, match="is not of the same shape and draft vocabulary as"):
-        export(parser.parse_args([str(runs[0]), str(tmp_path / "plain"), *of_mean]))
-
-    target = TargetModel.load(str(target_folder), dtype=torch.float32)
-    folder = tmp_path / "whole" / "drafter"
-    drafter = BlockDrafter.load(make_target(target.config, target.embedding, target.head), folder)
-    assert drafter.gamma == 4
-    check_what_measuring_finds(drafter, target, folder, prompts, least=1.0)
+        exported(runs[0], tmp_path / "plain", *of_mean)
+    check_what_measuring_finds(BlockDrafter.load, target_folder, tmp_path / "whole" / "drafter", prompts, least=1.0)
 
 
 def test_answers_are_written_again_after_a_full_disk(

@@ -23,6 +23,7 @@ from outrider.drafters.block.config import BlockConfig
 from outrider.drafters.block.drafter import BlockDrafter
 from outrider.drafters.block.model import BlockModel, DraftModel
 from outrider.drafters.diffusion.model import DiffusionModel
+from outrider.drafters.networks import read_config
 from outrider.drafters.training import measure
 from outrider.drafters.training.features import sequence_features
 from outrider.drafters.training.store import Sequence
@@ -251,18 +252,22 @@ def check_tokens_follow_q(drafter: Drafter, table: torch.Tensor, *, positions: I
         assert p_value(Counter(columns.tolist()), dict(enumerate(q.tolist())), draws) > 1e-3
 
 
-def check_draws_are_unseen(drafter: Any, table: torch.Tensor, lengths: tuple[int, ...]) -> None:
-    """Check that the draws from position k on change neither confidences nor q up to k."""
-    base = batch(table, list(range(len(lengths))), list(lengths), 6.0)
+def check_draws_are_unseen(drafter: Any, base: DraftBatch) -> bool:
+    """Check that the draws from position k on change neither lengths, nor tokens before k, nor confidences and q up to
+    k. Returns whether each of them changed token k."""
     drafter.propose(base)  # takes in all tokens now: a later, larger pass would round differently
-    seen = drafter.propose(base)
+    seen, changed = drafter.propose(base), []
     for k in range(drafter.gamma):
         keys = base.keys.clone()
         keys[:, k:] += 5
         redrawn = drafter.propose(dataclasses.replace(base, keys=keys))
-        assert not torch.equal(seen.tokens[:, k], redrawn.tokens[:, k])
+        assert torch.equal(seen.lens, redrawn.lens)
+        assert torch.equal(seen.tokens[:, :k], redrawn.tokens[:, :k])
         assert torch.equal(seen.confidence[:, : k + 1], redrawn.confidence[:, : k + 1])
-        assert torch.equal(seen.probs[:, : k + 1], redrawn.probs[:, : k + 1])
+        assert (seen.probs is None) == (redrawn.probs is None)
+        assert seen.probs is None or torch.equal(seen.probs[:, : k + 1], redrawn.probs[:, : k + 1])
+        changed.append(not torch.equal(seen.tokens[:, k], redrawn.tokens[:, k]))
+    return all(changed)
 
 
 def check_history_is_forgotten(slots: torch.Tensor, make: Callable[[], Any], read: Callable[..., None]) -> None:
@@ -301,9 +306,12 @@ def check_history_is_forgotten(slots: torch.Tensor, make: Callable[[], Any], rea
 
 
 def check_what_measuring_finds(
-    drafter: Drafter, target: TargetModel, folder: Path, prompts: Path, *, least: float = 1.3
+    load: Callable[..., Drafter], target_folder: Path, folder: Path, prompts: Path, *, least: float = 1.3
 ) -> None:
-    """Check that a trained folder's measured accepted length equals decoding step by step, and is at least `least`."""
+    """Check that a trained folder's measured accepted length equals decoding step by step, and is at least `least`.
+    load: makes the drafter."""
+    target = TargetModel.load(str(target_folder), dtype=torch.float32)
+    drafter = load(make_target(target.config, target.embedding, target.head), folder, gamma=read_config(folder).gamma)
     prompts.write_text("".join(reversed(prompts.read_text().splitlines(keepends=True))))  # the first ones are held out
     answers = measure.target_answers(target, str(prompts), count=6, new_tokens=20, temperature=0.0, kept=None)
     (measured,) = measure.measure(target, measure.arms_of([folder], [1]), answers)

@@ -67,7 +67,7 @@ def some_rules(rows: int, width: int, generator: torch.Generator) -> Rules:
 def flattening(
     requests: int, gamma: int, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The first six arguments of `ragged.flatten_bucket`: random lengths, scattered slots."""
+    """The first six arguments of `ragged.flatten_verify`: random lengths, scattered slots."""
     generator = torch.Generator().manual_seed(seed)
     context = 2 * gamma + 5
     lens = torch.randint(0, gamma + 1, (requests,), generator=generator)

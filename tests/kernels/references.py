@@ -1,14 +1,23 @@
 """References of the kernels, by definition, one request or row at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest import mock
 
 import torch
 
 from outrider.kernels.acceptance import Verification, mass
 from outrider.kernels.blocks import expand
+from outrider.kernels.cpu import native
 from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.low_rank import Part
 from outrider.kernels.noise import torch_gumbel_argmax
+
+
+def plain(operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """The result of an operation without compiled kernels."""
+    with mock.patch.object(native, "available", return_value=False):
+        return operation(*arguments, **options)
 
 
 def reference_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -39,30 +39,18 @@ def verify_batch(seed: int, requests: int, vocab_size: int, q_kind: str):
 @pytest.mark.parametrize("seed", range(3))
 def test_equals_reference(seed, q_kind, by_block):
     arrays, keywords = verify_batch(seed, 150, 24, q_kind)
-    keywords["by_block"] = by_block
-    lens, out = accept(Verification(*arrays, **keywords))
-    expected_lens, expected = reference_accept(Verification(*arrays, **keywords))
+    batch = Verification(*arrays, **keywords, by_block=by_block)
+    lens, out = accept(batch)
+    expected_lens, expected = reference_accept(batch)
     assert torch.equal(lens, expected_lens)
     assert torch.equal(out, expected)
     rows = arrays[2][:-1].long() + lens - 1
     finals = out.gather(1, lens[:, None] - 1)
     assert bool((keywords["probs"][rows].gather(1, finals) > 0).all())
-
-
-@pytest.mark.parametrize("by_block", [True, False], ids=["block", "token"])
-@pytest.mark.parametrize("q_kind", ["full", "truncated", "point mass"])
-@pytest.mark.parametrize("seed", range(3))
-def test_draws_on_a_device_equal_the_reference(seed, q_kind, by_block):
-    (tokens, verify_lens, qo_indptr), keywords = verify_batch(seed, 150, 24, q_kind)
-    keywords["by_block"] = by_block
-    lens, out = reference_accept(Verification(tokens, verify_lens, qo_indptr, **keywords))
-    valid = tokens.where(tokens < 24, 0)
-    batch = Verification(valid, verify_lens, qo_indptr, **keywords)
-    kept, scale = kept_drafts(batch)
-    drawn = draw_each(batch, kept, scale)
-    free = ~keywords["decided"]
+    on_a_device, free = batch._replace(tokens=batch.tokens.where(batch.tokens < 24, 0)), ~keywords["decided"]
+    kept, scale = kept_drafts(on_a_device)
     assert torch.equal(kept[free], lens[free] - 1)
-    assert torch.equal(drawn[free], out.gather(1, kept[:, None])[free, 0])
+    assert torch.equal(draw_each(on_a_device, kept, scale)[free], out.gather(1, kept[:, None])[free, 0])
 
 
 @pytest.mark.usefixtures("compiled")

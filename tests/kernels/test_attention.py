@@ -6,7 +6,7 @@ from batches import alone, ragged_attention
 from margins import EPSILON
 from references import reference_attention
 
-from outrider.kernels.attention import bounded_attention, flat_attention, torch_attention
+from outrider.kernels.attention import Scores, bounded_attention, flat_attention, torch_attention
 from outrider.kernels.cpu import native
 from outrider.kernels.flat_batch import KV_CHUNK, FlatBatch
 
@@ -30,10 +30,21 @@ def with_sinks(options, q):
     return options | {"sinks": options["sinks"] * torch.linspace(-1, 1, q.shape[1])} if "sinks" in options else options
 
 
-PATHS = pytest.mark.parametrize("attention", [flat_attention, torch_attention])
+def plain(q, k, v, batch, **how):
+    return torch_attention(q, k, v, batch, Scores(**how))
 
 
-@PATHS
+def bounded(q, k, v, batch, **how):
+    """The bounds are not reached, and there is padding."""
+    padded = torch.cat([q, torch.full_like(q[:5], torch.nan)])
+    batch = dataclasses.replace(batch, most_queries=301, longest=512)
+    return bounded_attention(padded, k, v, batch, Scores(**how))[: len(q)]
+
+
+PATHS = pytest.mark.parametrize("attention", [flat_attention, plain])
+
+
+@pytest.mark.parametrize("attention", [flat_attention, plain, pytest.param(bounded, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("heads", [(9, 3), (4, 4), (6, 1)], ids=str)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, SUMS), (torch.bfloat16, 1e-2)], ids=str)
@@ -60,21 +71,6 @@ def test_in_chunks_no_query_sees_earlier_chunks(size, attention):
         torch.testing.assert_close(output[token], expected, rtol=SUMS, atol=SUMS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, SUMS), (torch.bfloat16, 1e-2)], ids=str)
-def test_with_bounds_in_place_of_lengths_equals_reference(options, dtype, tolerance):
-    """The bounds are not reached, and there is padding."""
-    q, k, v, batch = ragged_attention(*RAGGED, dims=(32, 48), dtype=dtype)
-    options = with_sinks(options, q)
-    expected = reference_attention(q, k, v, batch, scale=0.2, **options)
-    padded = torch.cat([q, torch.full_like(q[:5], torch.nan)])
-    batch = dataclasses.replace(batch, most_queries=301, longest=512)
-    got = bounded_attention(padded, k, v, batch, scale=0.2, **options)
-    assert got.shape[0] == len(padded)
-    torch.testing.assert_close(got[: len(q)], expected, rtol=tolerance, atol=tolerance)
-
-
 def test_a_sink_takes_its_share_of_the_weights():
     """Softmax with the sink as another column, which is dropped, as in gpt-oss."""
     q, k, v, batch = ragged_attention([1], [3], heads=(1, 1))
@@ -93,19 +89,12 @@ def test_reference_is_plain_attention():
     torch.testing.assert_close(reference_attention(q, k, v, batch, scale=64**-0.5), expected)
 
 
-@pytest.fixture
-def set_threads():
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @PATHS
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize(("heads", "dim"), [((9, 3), 64), ((4, 4), 128)])
-def test_float32_result_does_not_depend_on_the_batch(heads, dim, threads, attention, set_threads):
+def test_float32_result_does_not_depend_on_the_batch(heads, dim, threads, attention):
     q, k, v, batch = ragged_attention([1, 8, 3, 5, 1, 20], [1, 9, 3, 200, 300, 700], heads=heads, dims=(dim, dim))
-    set_threads(threads)
+    torch.set_num_threads(threads)
     together = attention(q, k, v, batch, scale=0.125)
     for token in range(q.shape[0]):
         single = attention(q[token, None], k, v, alone(batch, token), scale=0.125)
@@ -124,12 +113,12 @@ BATCHES = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("window", [-1, 100])
 @pytest.mark.parametrize("lens", BATCHES.values(), ids=BATCHES)
-def test_compiled_result_depends_neither_on_the_batch_nor_on_the_threads(lens, window, dtype, set_threads):
+def test_compiled_result_depends_neither_on_the_batch_nor_on_the_threads(lens, window, dtype):
     q, k, v, batch = ragged_attention(*lens, dtype=dtype)
-    set_threads(1)
+    torch.set_num_threads(1)
     singles = [flat_attention(x[None], k, v, alone(batch, n), scale=0.125, window=window) for n, x in enumerate(q)]
     for threads in (1, 2, 3):
-        set_threads(threads)
+        torch.set_num_threads(threads)
         assert torch.equal(flat_attention(q, k, v, batch, scale=0.125, window=window), torch.cat(singles)), threads
 
 

@@ -7,7 +7,6 @@ import torch
 from batches import assert_same_bits, ragged_attention
 from instruction_sets import TILE_SETS
 
-from outrider.kernels.blocks import pack_blocks
 from outrider.kernels.cpu import native
 from outrider.kernels.decoder import Decoder, DecoderLayer
 from outrider.kernels.linear import pack
@@ -26,11 +25,7 @@ BATCHES = {  # queries and cached positions of each request
 
 
 def blocks(weight: torch.Tensor):
-    groups = weight.float().unflatten(1, (-1, 32))
-    scales = (groups.abs().amax(-1, keepdim=True) / 127).half()
-    codes = (groups / scales.float()).round().clamp(-127, 127).to(torch.int8)
-    raw = torch.cat([scales.view(torch.uint8), codes.view(torch.uint8)], -1).flatten(1)
-    return pack_blocks(raw, "Q8_0", *weight.shape)
+    return pack_int8(weight, activations="float")
 
 
 def mixed(weight: torch.Tensor):
@@ -56,10 +51,7 @@ def make_layers(prepare, dtype: torch.dtype, mlp: int = MLP, qwen: bool = False)
 
 @pytest.fixture(params=[1, 2, pytest.param(3, marks=pytest.mark.slow)], ids="{} threads".format)
 def threads(request):
-    before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("prepare", [pack, pack_int8, blocks, mixed], ids=lambda f: f.__name__)

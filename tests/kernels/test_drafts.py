@@ -1,12 +1,12 @@
 """Calibrated confidences, ends of answers and admission: compiled kernels against torch and the planner."""
 
 from functools import partial
-from unittest import mock
 
 import pytest
 import torch
 from admissions import cases
 from hypothesis import given
+from references import plain
 
 from outrider.kernels.cpu import native
 from outrider.kernels.drafts import admit, weigh_drafts
@@ -17,13 +17,8 @@ END, STOP = 90, 91
 needs_compiled = pytest.mark.skipif(not native.available(), reason="no compiled kernels here")
 
 
-def by_torch(operation, *arguments, **options):
-    with mock.patch.object(native, "available", return_value=False):
-        return operation(*arguments, **options)
-
-
 both = pytest.mark.parametrize(
-    "weigh", [pytest.param(weigh_drafts, marks=needs_compiled), partial(by_torch, weigh_drafts)]
+    "weigh", [pytest.param(weigh_drafts, marks=needs_compiled), partial(plain, weigh_drafts)]
 )
 
 
@@ -53,7 +48,7 @@ def test_weighed_as_by_torch(calibrated):
         *batch, parameters = drafts(generator, 1 + round_number % 9, 1 + round_number % 3)
         parameters = parameters if calibrated else None
         confidence, ends = weigh_drafts(*batch, parameters)
-        expected, expected_ends = by_torch(weigh_drafts, *batch, parameters)
+        expected, expected_ends = plain(weigh_drafts, *batch, parameters)
         torch.testing.assert_close(confidence, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
         assert torch.equal(ends, expected_ends)
 
@@ -96,8 +91,8 @@ def test_no_number_outside_the_tables_is_read(index, name, value):
 def test_admits_the_same_tokens_as_the_planner(case):
     arguments = case.confidence, case.draft_lens, torch.tensor([case.tokens])
     admitted = admit(*arguments, bounds=case.bounds, first=case.first)
-    plain = by_torch(admit, *arguments, bounds=case.bounds, first=case.first)
-    for one, planned, other in zip(admitted, case.planned(), plain, strict=True):
+    by_torch = plain(admit, *arguments, bounds=case.bounds, first=case.first)
+    for one, planned, other in zip(admitted, case.planned(), by_torch, strict=True):
         assert torch.equal(one, planned)
         assert torch.equal(one, other)
 

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from margins import EPSILON
+from references import plain
 
 from outrider.kernels import fused
 from outrider.kernels.cpu import native
@@ -25,11 +26,11 @@ def angles(dtype: torch.dtype, rotary_dim: int = 64) -> torch.Tensor:
 def test_norms(shape, dtype, tolerance):
     x, residual = numbers(*shape, dtype=dtype), numbers(*shape, dtype=dtype, seed=1)
     weight = 1 + 0.1 * numbers(shape[-1], dtype=dtype, seed=2)
-    expected = fused.reference_rms_norm(x, weight, 1e-5)
+    expected = plain(fused.rms_norm, x, weight, 1e-5)
     torch.testing.assert_close(fused.rms_norm(x, weight, 1e-5), expected, rtol=tolerance, atol=tolerance)
     sums, expected_sums = residual.clone(), residual.clone()
     got = fused.add_rms_norm(x, sums, weight, 1e-5)
-    expected = fused.reference_add_rms_norm(x, expected_sums, weight, 1e-5)
+    expected = plain(fused.add_rms_norm, x, expected_sums, weight, 1e-5)
     assert torch.equal(sums, expected_sums)
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
@@ -57,10 +58,10 @@ def test_rope_and_cache_write(dtype, tolerance, wide_angles, rotary_dim):
     cos_sin = angles(torch.float32 if wide_angles else dtype, rotary_dim)
     positions, slots = torch.randint(0, 500, (11,)), torch.randperm(40)[:11]
     outcomes = []
-    for operation in (fused.rope_write, fused.reference_rope_write):
+    for run in (lambda operation, *arguments: operation(*arguments), plain):
         q, k, v = qkv.clone().split([5, 2, 2], dim=1)
         pools = torch.zeros(2, 40, 2, 64, dtype=dtype)
-        operation(q, k, v, positions, cos_sin, pools[0], pools[1], slots)
+        run(fused.rope_write, q, k, v, positions, cos_sin, pools[0], pools[1], slots)
         outcomes.append((q, k, v, pools))
     torch.testing.assert_close(*outcomes, rtol=tolerance, atol=tolerance)
     assert torch.equal(outcomes[0][3][0, slots], outcomes[0][1])

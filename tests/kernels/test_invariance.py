@@ -12,7 +12,7 @@ from batches import alone, ragged_attention
 from references import reference_linear
 
 from outrider.kernels import linear
-from outrider.kernels.attention import torch_attention
+from outrider.kernels.attention import Scores, torch_attention
 from outrider.kernels.linear import ROW_BLOCK, count_places, invariant_linear
 
 DEPTH, OUTPUTS = 24, 10
@@ -86,9 +86,9 @@ def test_attention(bias: Bias) -> None:
         return left @ right + torch.stack([bias(rows) for rows in left]) * 0.01
 
     q, k, v, batch = ragged_attention([1, 8, 3, 5, 1, 20], [1, 9, 3, 200, 300, 700], heads=(4, 2), dims=(16, 16))
-    together = torch_attention(q, k, v, batch, scale=0.25, product=product)
+    together = torch_attention(q, k, v, batch, Scores(0.25), product)
     for token in range(q.shape[0]):
-        one = torch_attention(q[token, None], k, v, alone(batch, token), scale=0.25, product=product)
+        one = torch_attention(q[token, None], k, v, alone(batch, token), Scores(0.25), product)
         assert torch.equal(one[0], together[token]), f"token {token}"
 
 

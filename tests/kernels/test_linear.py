@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from batches import check_rows_are_independent
@@ -43,16 +45,12 @@ def test_leading_dimensions_and_strided_rows():
 @pytest.mark.parametrize(("outputs", "depth"), [(960, 576), (576, 1536), (37, 18)])
 def test_a_row_does_not_depend_on_its_batch(outputs, depth, dtype, threads):
     weight, x = weight_and_rows(outputs, depth, 130, dtype)
-    packed, before = pack(weight), torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        operations = [lambda x: packed_linear(x, packed)]
-        if dtype == torch.float32:
-            operations.append(lambda x: invariant_linear(x, weight))
-        for operation in operations:
-            check_rows_are_independent(operation, x, (1, 2, 3, 4, 5, 8, 9, 13, 64, 97))
-    finally:
-        torch.set_num_threads(before)
+    operations = [partial(packed_linear, weight=pack(weight))]
+    if dtype == torch.float32:
+        operations.append(partial(invariant_linear, weight=weight))
+    for operation in operations:
+        check_rows_are_independent(operation, x, (1, 2, 3, 4, 5, 8, 9, 13, 64, 97))
 
 
 def test_wrong_shapes_are_explained():

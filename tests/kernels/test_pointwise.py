@@ -1,6 +1,6 @@
 """Elementwise functions: torch's values, and the same bits at every place."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -31,13 +31,6 @@ TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.f
 def numbers(dtype: torch.dtype) -> torch.Tensor:
     """Enough for three threads that split within a vector."""
     return (4 * torch.randn(100_003, generator=torch.Generator().manual_seed(0))).to(dtype)
-
-
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @ALL

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from outrider.kernels.cpu import native
-from outrider.kernels.ragged import flatten_bucket, flatten_verify, write_page_table
+from outrider.kernels.ragged import flatten_verify, write_page_table
 
 CONTEXT, GAMMA = 40, 7
 
@@ -40,7 +40,7 @@ def test_flattened_as_by_a_loop():
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
         batch = verify_batch(generator)
-        flat = flatten_bucket(*batch, int((batch[2] + 1).sum()))
+        flat = flatten_verify(*batch, int((batch[2] + 1).sum()))
         columns = flat.input_ids, flat.positions, flat.slots, flat.request, flat.step
         assert list(zip(*(x.tolist() for x in columns), strict=True)) == list(rows_of(*batch))
         assert flat.qo_indptr.tolist() == [0, *(batch[2] + 1).cumsum(0).tolist()]
@@ -51,7 +51,7 @@ def test_flattened_as_by_torch():
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
         batch = verify_batch(generator)
-        plain = flatten_bucket(*batch, int((batch[2] + 1).sum()))
+        plain = flatten_verify(*batch, int((batch[2] + 1).sum()))
         for got, expected in zip(flatten_verify(*batch), plain, strict=True):
             assert got.dtype == torch.int64
             assert torch.equal(got, expected)

@@ -13,7 +13,7 @@ SMALLEST = 1e-36  # an exponential below may be 0
 def rules(rows: int, seed: int = 0):
     generator = torch.Generator().manual_seed(seed)
     pick = lambda values: torch.tensor(values)[torch.randint(len(values), (rows,), generator=generator)]  # noqa: E731
-    return (
+    return Rules(
         pick([0.0, 0.3, 1.0, 1.7]),
         pick([1, 2, 50, HEAD, HEAD + 1, ALL]),
         pick([0.01, 0.5, 0.9, 1.0]),
@@ -40,8 +40,8 @@ def test_target_probs_equals_reference(vocab, ties, probs_of):
         logits = logits.round()
     logits[:, vocab // 2] = -torch.inf
     settings = rules(300)
-    got, expected = probs_of(logits, *settings), reference_target_probs(logits, *settings)
-    rows = decided(logits, settings[0], settings[2])
+    got, expected = probs_of(logits, settings), reference_target_probs(logits, *settings)
+    rows = decided(logits, settings.temperatures, settings.top_ps)
     assert rows.float().mean() > 0.9
     got, expected = got[rows], expected[rows]
     assert torch.equal(got > SMALLEST, expected > SMALLEST)
@@ -52,10 +52,10 @@ def test_target_probs_equals_reference(vocab, ties, probs_of):
 @PROBS
 def test_a_flat_distribution_keeps_many_tokens(probs_of):
     logits = torch.randn(4, 4 * HEAD, generator=torch.Generator().manual_seed(2)) * 1e-3
-    settings = (
+    settings = Rules(
         torch.ones(4), torch.full((4,), ALL), torch.tensor([0.9, 0.1, 1.0, 0.5]), torch.tensor([0.0, 0, 0.999, 0]),
     )  # fmt: skip
-    got = probs_of(logits, *settings)
+    got = probs_of(logits, settings)
     assert torch.equal(got > 0, reference_target_probs(logits, *settings) > 0)
     assert int((got[0] > 0).sum()) > HEAD
 
@@ -65,13 +65,13 @@ def test_no_filter_is_softmax_and_rules_may_be_missing(probs_of):
     logits = torch.randn(5, 100, dtype=torch.bfloat16)
     off = torch.full((5,), ALL), torch.ones(5), torch.zeros(5)
     expected = (logits.float() / 0.7).softmax(-1)
-    torch.testing.assert_close(probs_of(logits, torch.full((5,), 0.7), *off), expected)
-    torch.testing.assert_close(probs_of(logits, torch.full((5,), 0.7)), expected)
+    torch.testing.assert_close(probs_of(logits, Rules(torch.full((5,), 0.7), *off)), expected)
+    torch.testing.assert_close(probs_of(logits, Rules(torch.full((5,), 0.7))), expected)
 
 
 def test_rules_need_one_value_per_row():
     with pytest.raises(ValueError, match="one value per row"):
-        target_probs(torch.zeros(3, 8), torch.ones(2))
+        target_probs(torch.zeros(3, 8), Rules(torch.ones(2)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -89,9 +89,9 @@ def test_tokens_are_drawn_from_the_targets_distribution(compiled, monkeypatch):
         monkeypatch.setattr(native, "available", lambda: False)
     generator = torch.Generator().manual_seed(3)
     logits, rows = torch.randn(50, 3000, generator=generator) * 3, torch.randperm(50, generator=generator)[:40]
-    settings, keys = Rules(*rules(40)), torch.randint(2**62, (40,), generator=generator)
+    settings, keys = rules(40), torch.randint(2**62, (40,), generator=generator)
     drawn = draw_tokens(logits, rows, settings, keys)
-    assert torch.equal(drawn, gumbel_argmax(target_probs(logits[rows], *settings), keys))
+    assert torch.equal(drawn, gumbel_argmax(target_probs(logits[rows], settings), keys))
     greedy = settings.temperatures == 0
     assert 0 < int(greedy.sum()) < 40
     assert torch.equal(drawn[greedy], logits[rows[greedy]].argmax(-1))

@@ -109,14 +109,10 @@ def test_attention_of_a_long_prompt_does_not_depend_on_its_pieces(instruction_se
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_row_does_not_depend_on_its_batch(instruction_set, outputs, depth, threads):
     weight, x = weight_and_rows(outputs, depth, 200)
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        for bias in (None, torch.linspace(-1, 1, outputs)):
-            counts = 1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 47, 48, 95, 96, 97, 113, 129
-            check_rows_are_independent(partial(packed_linear, weight=pack(weight, bias)), x, counts)
-    finally:
-        torch.set_num_threads(before)
+    for bias in (None, torch.linspace(-1, 1, outputs)):
+        counts = 1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 47, 48, 95, 96, 97, 113, 129
+        check_rows_are_independent(partial(packed_linear, weight=pack(weight, bias)), x, counts)
 
 
 def test_the_emulation_refuses_illegal_instructions(tmp_path):

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     harness.check_outputs(args)
     costs = SyntheticCost()
     planners: dict[str, Planner] = {"static gamma": VerifyAll(max(args.gamma // 2, 1))}
-    for name in reversed(registry.names()):
+    for name in reversed(registry.PLANNERS):
         cost = costs.model(args.gamma, args.requests)
         planners[name.replace("-", " ")] = registry.make(name, gamma=args.gamma, threshold=0.3, cost=cost)
     steps = {name: timed(planner) for name, planner in planners.items()}

@@ -8,27 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planning import check_nothing_is_read_behind_a_token, every_planner, view
 
-from outrider.kernels.cpu import native
 from outrider.kernels.drafts import survival_of, survival_torch
 from outrider.scheduler.admission import largest
 from outrider.scheduler.baselines import Threshold, VerifyAll
 from outrider.scheduler.buckets import TokenBuckets
 from outrider.scheduler.contract import Budget
 
+pytestmark = pytest.mark.usefixtures("compiled")
 GAMMA, REQUESTS = 3, 5
 # few values, so that ties are common
 CONFIDENCES = st.sampled_from([0.0, 0.25, 0.5, 0.5000001, 0.9, 1.0, float("nan"), -0.5, 1.5])
 BLOCKS = st.lists(st.lists(CONFIDENCES, min_size=GAMMA, max_size=GAMMA), min_size=1, max_size=REQUESTS)
 EACH_BUCKETS = pytest.mark.parametrize("buckets", [None, TokenBuckets(REQUESTS, GAMMA + 1)], ids=["any size", "tiers"])
-
-
-@pytest.fixture(params=["compiled", "torch"], autouse=True)
-def kernels(request, monkeypatch):
-    """Compiled kernels, and the plain versions."""
-    if request.param == "torch":
-        monkeypatch.setattr(native, "available", lambda: False)
-    elif not native.available():
-        pytest.skip("no compiled kernels here")
 
 
 def test_survival_of_broken_confidences():

@@ -11,7 +11,7 @@ import pytest
 from outrider.drafters import registry as drafters
 from outrider.scheduler import registry as planners
 
-DRAFTERS, PLANNERS = (*drafters.names(), "sevens"), (*planners.names(), "halves")
+DRAFTERS, PLANNERS = (*drafters.DRAFTERS, "sevens"), (*planners.PLANNERS, "halves")
 FILES = {
     "sevens.py": """
 import torch

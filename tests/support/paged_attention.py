@@ -11,7 +11,7 @@ from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
 from outrider.kernels.flat_batch import FlatBatch
-from outrider.kernels.ragged import flatten_bucket
+from outrider.kernels.ragged import flatten_verify
 from outrider.server.plugin.hooks.platform import OutriderCpuPlatform
 from outrider.server.plugin.spec_inputs import indptr, ragged_layout, verify_input
 
@@ -62,7 +62,7 @@ class Paged:
         lens, seq_lens, count = torch.tensor(query_lens), torch.tensor(self.lens), len(query_lens)
         nothing = torch.zeros(count, dtype=torch.int64), torch.zeros((count, width - 1), dtype=torch.int64)
         table = self.requests.req_to_token
-        flat = flatten_bucket(*nothing, lens - 1, seq_lens, table, self.rows, tokens)
+        flat = flatten_verify(*nothing, lens - 1, seq_lens, table, self.rows, tokens)
         spec = verify_input(flat.positions, ragged_layout(flat.qo_indptr, tokens), width, False)
         return self._batch(ForwardMode.TARGET_VERIFY, flat.slots, seq_lens, spec_info=spec, positions=flat.positions)
 

@@ -124,7 +124,7 @@ def every_planner(requests: int, gamma: int, buckets: TokenBuckets | None = None
     def make(name: str, draft: float = 0.0) -> Planner:
         return registry.make(name, gamma=gamma, threshold=0.25, cost=curve_cost(requests, seconds, draft))
 
-    planners = [*map(make, registry.names()), make("asynchronous", 9.0), VerifyAll(2)]
+    planners = [*map(make, registry.PLANNERS), make("asynchronous", 9.0), VerifyAll(2)]
     for planner in planners:
         planner.buckets = buckets
     return planners

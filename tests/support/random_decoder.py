@@ -20,7 +20,7 @@ from outrider.kernels.attention import flat_attention
 from outrider.kernels.drafts import admit, weigh_drafts
 from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.noise import Purpose, streams, substreams, uniforms
-from outrider.kernels.ragged import FlatVerify, commit, flatten_bucket
+from outrider.kernels.ragged import FlatVerify, commit, flatten_verify
 from outrider.kernels.sampling import Rules
 
 LARGE = BlockConfig(
@@ -120,7 +120,7 @@ class Decoder:
         lens = torch.minimum(draft.lens, until)
         verify_lens, _ = admit(confidence, lens, given.budget)
         arrays = given.anchors, draft.tokens, verify_lens, given.seq_lens, self.page_table, given.rows
-        return verify_lens, flatten_bucket(*arrays, tokens)
+        return verify_lens, flatten_verify(*arrays, tokens)
 
     def verify(self, given: Given, verify_lens: torch.Tensor, flat: FlatVerify) -> tuple[torch.Tensor, torch.Tensor]:
         """Hidden states [T, d] and logits [T, V]."""

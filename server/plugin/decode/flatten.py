@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from outrider.drafters.base import Draft
-from outrider.kernels.ragged import FlatVerify, flatten_bucket, flatten_verify
+from outrider.kernels.ragged import FlatVerify, flatten_verify
 
 if TYPE_CHECKING:
     from .sampling import Sampling
@@ -21,7 +21,7 @@ def flatten(
     """Lay out anchors [R] and the first verify_lens [R] of draft_tokens [R, gamma] as one batch, of `bucket` tokens.
     Without a bucket it has no padding, and the host waits for the device, which knows the lengths."""
     batch = anchors, draft_tokens, verify_lens, seq_lens, page_table, rows
-    return flatten_verify(*batch) if bucket is None else flatten_bucket(*batch, bucket)
+    return flatten_verify(*batch, bucket)
 
 
 @dataclass(slots=True, eq=False)

@@ -107,7 +107,7 @@ class Sampling:
         )  # fmt: skip
         if on_host(logits):
             heat = torch.where(self.decided, 0.0, self.rules.temperatures)  # makes unread rows cheap
-            probs = target_probs(logits, *self.rules._replace(temperatures=heat).of(flat.request))
+            probs = target_probs(logits, self.rules._replace(temperatures=heat).of(flat.request))
             wanted = self._wanted(logits, flat)
             accept_lens, tokens = accept(batch._replace(wanted=wanted, probs=probs))
         else:  # the host does not know which request each row belongs to

@@ -295,7 +295,7 @@ def likely_tokens(
         return tokens, confidence[:, None] * (scores - scores[:, :1]).exp()
     head = min(max(HEAD, count), logits.shape[1])
     warm = Rules(rules.temperatures.masked_fill(greedy, 1.0), *rules[1:])
-    probs, tokens = target_probs(logits, *warm).topk(head, 1)
+    probs, tokens = target_probs(logits, warm).topk(head, 1)
     waits = torch_exponentials(keys, tokens).masked_fill(greedy[:, None], 1.0) / probs.double()
     order = waits.argsort(dim=1, stable=True)[:, :count]
     return tokens.gather(1, order), probs.gather(1, order)

@@ -89,14 +89,14 @@ def predict(
     if len(best):
         tokens[best], confidence[best] = _best(logits[best], mask_token_id)
     logits[:, mask_token_id] = -torch.inf
-    probs = target_probs(logits[drawn], *rules.of(drawn))
+    probs = target_probs(logits[drawn], rules.of(drawn))
     tokens[drawn] = chosen = gumbel_argmax(probs, keys[drawn])
     confidence[drawn] = probs.gather(1, chosen[:, None])[:, 0]
     return tokens, confidence
 
 
 def _best(logits: torch.Tensor, mask_token_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    probs = target_probs(logits, logits.new_ones(len(logits), dtype=torch.float32))
+    probs = target_probs(logits, Rules(logits.new_ones(len(logits), dtype=torch.float32)))
     logits[:, mask_token_id] = -torch.inf
     tokens = argmax(logits)
     return tokens, probs.gather(1, tokens[:, None])[:, 0]

@@ -12,7 +12,8 @@ from tiny_drafters import save_target
 from outrider.drafters.learning import start
 from outrider.drafters.learning.answers import Answer
 from outrider.drafters.training.decode import decode
-from outrider.drafters.training.logs import held_out, prompt_name
+from outrider.drafters.training.logs import held_out
+from outrider.drafters.training.store import digest
 from outrider.drafters.training.target import TargetModel
 
 
@@ -28,7 +29,7 @@ def answers(learned_target: Path) -> list[Answer]:
     prompts: dict[bool, list[list[int]]] = {False: [], True: []}
     for i in range(2000):
         ids = target.chat_ids([f"w{i % 7} w{i % 11} w{i % 89}"])
-        side = prompts[held_out(prompt_name(ids))]
+        side = prompts[held_out(digest(ids))]
         if len(side) < (16 if side is prompts[True] else 30) and ids not in side:
             side.append(ids)
     asked = prompts[False] + prompts[True]

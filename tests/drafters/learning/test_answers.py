@@ -17,7 +17,8 @@ from outrider.drafters.learning.answers import (
     candidate_names,
     forget,
 )
-from outrider.drafters.training.logs import held_out, prompt_name
+from outrider.drafters.training.logs import held_out
+from outrider.drafters.training.store import digest
 
 
 def segments(folder: Path) -> list[Path]:
@@ -128,9 +129,9 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_one_prompt_in_eight_is_held_out_by_itself_alone() -> None:
-    share = sum(held_out(prompt_name([i, i // 3, 5])) for i in range(8000)) / 8000
+    share = sum(held_out(digest([i, i // 3, 5])) for i in range(8000)) / 8000
     assert abs(share - 1 / 8) < 4 * (1 / 8 * 7 / 8 / 8000) ** 0.5
-    assert prompt_name([1, 2]) == prompt_name((1, 2)) != prompt_name([2, 1])
+    assert digest([1, 2]) == digest((1, 2)) != digest([2, 1])
 
 
 def test_forget_deletes_everything_and_the_writer_goes_on(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from gpu_device import INTERPRETED, TOLERANCE, TYPES, examples, moved, row_error
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.kernels.attention import torch_attention
+from outrider.kernels.attention import Scores, torch_attention
 from outrider.kernels.cuda import attention
 
 
@@ -24,7 +24,7 @@ def check(lens, *, group=4, kv_heads=2, dim=128, dtype=torch.float32, least=atte
         q_lens, kv_lens, heads=(group * kv_heads, kv_heads), dims=(dim, dim), dtype=dtype
     )
     how = {"scale": dim**-0.5} | how
-    expected = torch_attention(q.float(), k_pool.float(), v_pool.float(), batch, **how)
+    expected = torch_attention(q.float(), k_pool.float(), v_pool.float(), batch, Scores(**how))
     padded = torch.cat([q, q.new_full((3, *q.shape[1:]), torch.nan)])  # a bucket's padding
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "LEAST", least)  # splits short contexts too

@@ -8,8 +8,8 @@ from gpu_device import INTERPRETED, ON, differing, examples, moved, triton
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outrider.drafters import ngram
 from outrider.drafters.base import Draft, DraftBatch
-from outrider.drafters.ngram import NgramDrafter
 from outrider.drafters.slot_tokens import SlotTokens
 from outrider.kernels.cpu import native as cpu
 
@@ -35,10 +35,12 @@ def texts(requests: int, context: int, words: int, seed: int) -> tuple[torch.Ten
 
 
 def drafted(history: torch.Tensor, batch: DraftBatch, device: torch.device, shape: tuple[int, int, int]) -> Draft:
-    drafter = NgramDrafter(*shape, device=device)
-    drafter.history = SlotTokens(1)
-    drafter.history.tokens = history
-    return drafter.propose(batch)
+    gamma, longest, shortest = shape
+    with mock.patch.multiple(ngram, LONGEST_MATCH=longest, SHORTEST_MATCH=shortest):
+        drafter = ngram.NgramDrafter(gamma, device)
+        drafter.history = SlotTokens(1)
+        drafter.history.tokens = history
+        return drafter.propose(batch)
 
 
 def check(requests: int, context: int, words: int, shape: tuple[int, int, int], seed: int) -> int:

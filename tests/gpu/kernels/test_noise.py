@@ -8,7 +8,7 @@ from gpu_device import INTERPRETED, differing, moved
 
 from outrider.kernels.cpu import native
 from outrider.kernels.cuda import noise
-from outrider.kernels.noise import Purpose, draft_keys, torch_exponentials, torch_numbers, torch_streams, torch_uniforms
+from outrider.kernels.noise import Purpose, draft_keys, torch_exponentials, torch_numbers, torch_streams, uniforms
 
 VOCABULARY = [] if INTERPRETED else [151_936]
 
@@ -30,7 +30,7 @@ def test_bits_of_keys_and_numbers():
         keys = torch_streams(seeds, positions, purpose)
         assert differing(noise.streams(*moved((seeds, positions)), int(purpose)), keys) == 0
     assert differing(noise.numbers(moved(keys[0]), 7, torch.int64), torch_numbers(keys[0], 7)) == 0
-    assert differing(noise.numbers(moved(keys[0]), 7, torch.float64), torch_uniforms(keys[0], 7)) == 0
+    assert differing(noise.numbers(moved(keys[0]), 7, torch.float64), uniforms(keys[0], 7)) == 0
 
 
 def test_bits_of_drafts_keys():

@@ -15,7 +15,7 @@ import torch
 from batches import ragged_attention
 from gpu_device import HALVES, INTERPRETED, ON, TOLERANCE, captured, row_error
 
-from outrider.kernels.attention import torch_attention
+from outrider.kernels.attention import Scores, torch_attention
 from outrider.kernels.flat_batch import FlatBatch
 from outrider.kernels.ragged import write_cached_slots
 from outrider.kernels.upload import upload
@@ -121,9 +121,9 @@ class Planned:
         )  # fmt: skip
 
     def error(self, found: torch.Tensor) -> float:
-        scale, window = self.case.dim**-0.5, self.case.window
+        how = Scores(self.case.dim**-0.5, window=self.case.window)
         q, keys, values = (x.float() for x in self.host)
-        return row_error(found[: len(q)], torch_attention(q, keys, values, self.batch, scale=scale, window=window))
+        return row_error(found[: len(q)], torch_attention(q, keys, values, self.batch, how))
 
 
 class Paged:
@@ -164,8 +164,8 @@ class Paged:
 
     def error(self, found: torch.Tensor) -> float:
         keys, values = (pool.cpu().float().flatten(0, 1) for pool in (self.keys, self.values))
-        scale, window = self.case.dim**-0.5, self.case.window
-        expected = torch_attention(self.q.cpu().float(), keys, values, self.batch, scale=scale, window=window)
+        how = Scores(self.case.dim**-0.5, window=self.case.window)
+        expected = torch_attention(self.q.cpu().float(), keys, values, self.batch, how)
         return row_error(found, expected)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.kernels.cuda import ragged
-from outrider.kernels.ragged import commit, flatten_bucket, flatten_verify, write_cached_slots
+from outrider.kernels.ragged import commit, flatten_verify, write_cached_slots
 
 
 @examples()
@@ -25,7 +25,7 @@ def test_flattened_and_committed_as_by_torch(requests, gamma, padding, verified,
         batch[2].fill_(verified)
     total = int((batch[2] + 1).sum())
     flat = ragged.flatten(*moved(batch), total + padding)
-    expected = flatten_bucket(*batch, total + padding)
+    expected = flatten_verify(*batch, total + padding)
     assert differing(flat, expected) == 0
     for name, one, other in zip("ipsqrk", expected, flatten_verify(*batch), strict=True):
         assert torch.equal(one if name == "q" else one[:total], other)

@@ -72,7 +72,7 @@ CHAINED = 2
 """Tokens of a chain's draft: from the second on each is drafted as that one."""
 CASES = [
     *((drafter, "asynchronous", kind) for drafter in ("ngram", "dspark") for kind in BATCHES),
-    *(("dspark", planner, "greedy") for planner in registry.names() if planner != "asynchronous"),
+    *(("dspark", planner, "greedy") for planner in registry.PLANNERS if planner != "asynchronous"),
     *((drafter, "asynchronous", "mixed") for drafter in ("truncated", "gated", "dflash", "dflash2", "lilicorr")),
     *(("dspark in graphs", "asynchronous", kind) for kind in BATCHES),
     *(("deer", "asynchronous", kind) for kind in ("greedy", "mixed")),

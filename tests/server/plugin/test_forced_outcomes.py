@@ -96,7 +96,7 @@ def plain(kind: Kind) -> Callable[[Text], list[float]]:
 
 def said(kind: Kind, planner: Planner, of_target: Callable[[Batch], torch.Tensor] = logits) -> Found:
     model = TableModel(Q.expand(GAMMA, VOCAB, VOCAB), CONFIDENCE)
-    drafter = LookupFirst(NgramDrafter(GAMMA, min_match=2), model, expected_run_length=1.7)
+    drafter = LookupFirst(NgramDrafter(GAMMA), model, expected_run_length=1.7)
     acceptance = Acceptance(of_target, [kind])
     return Enumeration(
         [PROMPT], acceptance, drafter, model, planner, LENGTH, VOCAB, grammar=lambda text: grammar(answer_of(text))
