@@ -36,11 +36,11 @@ from .supply import MORE, PROMPTS, Item, Supply, general_answers
 
 LEAST_ANSWERS = 24
 GENERAL_EVERY, GENERAL_AFTER_LOSS, GENERAL_LOSS = 4, 2, 0.93
-"""One step in GENERAL_EVERY trains on a general answer, or one in GENERAL_AFTER_LOSS after a gate where a candidate's tau
-on them is below GENERAL_LOSS times the best drafter's. The gate refuses candidates that are much worse."""
+"""One step in GENERAL_EVERY trains on a general answer, or one in GENERAL_AFTER_LOSS after a gate where a candidate's
+tau on them is below GENERAL_LOSS times the best drafter's. The gate refuses candidates that are much worse."""
 MOST_SHARE, GENERAL_AIM, BISECTIONS = 0.75, 0.95, 3
-"""A candidate is the first drafter moved by MOST_SHARE of the way to the trained weights, or less: BISECTIONS shares are
-tried, to find the largest with GENERAL_AIM of the best drafter's tau on general answers."""
+"""A candidate is the first drafter moved by MOST_SHARE of the way to the trained weights, or less: BISECTIONS shares
+are tried, to find the largest with GENERAL_AIM of the best drafter's tau on general answers."""
 LOOK_EVERY = 20
 """Steps between looks at new answers and at the server's state."""
 GATE_TOKENS = 4096
