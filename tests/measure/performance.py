@@ -34,7 +34,7 @@ HEAD = """\
 
 `make performance` writes this page from the records in [profiles/results](../profiles/results), which
 `outrider bench … --json` wrote, of today's weights, with command, machine (family/model), versions and date.
-Ratios compare arms that took turns: median (smallest–largest) over rounds.
+Ratios are of arms in turns: median (smallest–largest) over rounds.
 """
 
 

@@ -206,12 +206,12 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
         "tau: tokens per request and step.", _load
     ),
     "learn": (
-        "A server that learns", "Prompts that it never learns from, before and after; promotion since the first pause.",
-        _learn
+        "A server that learns", "Prompts that it never learns from, before and after; promotion since the first pause. "
+        "Candidates kept nothing of the first drafter.", _learn
     ),
     "learning by URL": (
-        "Learning beside not learning", "A server with `--learn` over one without: mean of the rounds' ratios ± its "
-        "standard error. learned: with a drafter it has learned; learn: learning in pauses; again: not learning.",
+        "Learning beside not learning", "A server with `--learn` over one without, mean ± standard error. "
+        "learned: with a learned drafter; learn: learning in pauses; again: not learning.",
         _learning
     ),
     "load by URL": (
@@ -219,14 +219,15 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
         _load
     ),
     "schemas by URL": (
-        "Answers in JSON", "As above, `deploy/loadtest/schemas.toml`; off: without speculation.", _load
+        "Answers in JSON", "`deploy/loadtest/schemas.toml`; off: without speculation; before: forced text "
+        "in the tokenizer's tokens; compact: without white space.", _load
     ),
     "prompts by URL": (
-        "Prompts beside other engines", "Seconds to the first token over HTTP, by the tokens of a prompt.", _prompts
+        "Prompts beside other engines", "Seconds to the first token, by a prompt's tokens.", _prompts
     ),
     "long prompts": (
-        "A long prompt beside four streams", "The streams' longest pause and the share of their pace that they keep "
-        "meanwhile; first tokens of that prompt, and of one of 50 tokens sent 0.5 s later; prompts count in tokens/s.",
+        "A long prompt beside four streams", "The streams' longest pause and the share of pace kept; first tokens "
+        "of that prompt, and of one of 50 tokens sent 0.5 s later; tokens/s count prompts.",
         _long_prompts
     ),
     "mixed prompts by URL": (
@@ -243,8 +244,8 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
         "Served with these drafters", "Tokens per second, planned over without drafts, greedy.", _served
     ),
     "micro blocks": (
-        "Integer products", "Weights in blocks: how much faster rows of 8 bits are than expanding to floats; time over "
-        "that of the least rows.", _blocks
+        "Integer products", "How much faster rows of 8 bits are than expanded floats; time over that of the least "
+        "rows.", _blocks
     ),
     "quality": (
         "What rounding changes", "Next-token distributions over the model's own answers: mean KL divergence (nats) "
@@ -254,5 +255,5 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
     "scores": (
         "lm-eval's scores", "Mean ± standard error; questions won, lost beside the first.", _scores
     ),
-    "micro plan": ("A planner's step", "Processor time of one decode step's planning.", _plan),
+    "micro plan": ("A planner's step", "Processor time of planning.", _plan),
 }  # fmt: skip
