@@ -202,7 +202,7 @@ def _learn(one: Record) -> Iterable[tuple[Row, Row]]:
 
 QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]]]]] = {
     "load": (
-        "Throughput, with speculation and without", "Tokens per second of all requests on one engine, greedy; "
+        "Throughput, with speculation and without", "Tokens per second on one engine, greedy; "
         "tau: tokens per request and step.", _load
     ),
     "learn": (
