@@ -85,15 +85,20 @@ def former_drafter(args: argparse.Namespace, kind: str, target: TargetModel) -> 
     if args.start in ("target", "fresh") or kind == CONVERSION:
         return None
     folder = Path(args.start) / kind if args.kind == "both" else Path(args.start)
+    model = read_drafter(folder, kind, target)
+    if isinstance(model, EagleModel):
+        model.config = replace(model.config, gamma=args.gamma)
+    return model
+
+
+def read_drafter(folder: Path, kind: str, target: TargetModel) -> TrainedModel:
+    """Read a folder's drafter for training, in float32; raises ValueError for another kind or target."""
     config = networks.read_config(folder)
     if config.kind != (registry.find(kind).kind or kind):
         raise ValueError(f"--start {folder} is a drafter of kind {config.kind}, not {kind}")
     if what := networks.not_trained(config):
         raise ValueError(f"--start {folder} has {what}: Outrider serves them and cannot train them")
-    model = load_drafter(folder, target, torch.float32).requires_grad_(True).train()
-    if isinstance(model, EagleModel):
-        model.config = replace(model.config, gamma=args.gamma)
-    return model
+    return load_drafter(folder, target, torch.float32).requires_grad_(True).train()
 
 
 def held_out_numbers(store: FeatureStore, args: argparse.Namespace) -> list[int]:
