@@ -109,20 +109,27 @@ def _accepted(batch: Verification, decided: torch.Tensor) -> tuple[torch.Tensor,
         kept = keep.long().cumprod(1).sum(1)
         final = wanted[first_row + kept]
     if probs is not None and native.fits(probs):
-        assert batch.uniforms is not None
-        assert batch.final_keys is not None
-        free, q = (~decided).nonzero()[:, 0], batch.draft_probs
-        kept[free], final[free] = torch.ops.outrider.accept_sampled(
-            probs.contiguous(), free, qo_indptr[:-1].long(), verify_lens.long(), batch.tokens.contiguous(),
-            batch.uniforms.contiguous(), None if q is None else q.contiguous(), batch.vocab,
-            batch.final_keys.contiguous(), batch.by_block,
-        )  # fmt: skip
+        free = (~decided).nonzero()[:, 0]
+        kept[free], final[free] = _accept_compiled(batch, free)
     elif probs is not None:
         drafted, scale = kept_drafts(batch)
         kept = torch.where(decided, kept, drafted)
         final = torch.where(decided, final, draw_each(batch, kept, scale))
     out = torch.nn.functional.pad(batch.tokens, (0, 1)).scatter(1, kept[:, None], final[:, None])
     return kept + 1, out.masked_fill(torch.arange(tokens.shape[1] + 1, device=tokens.device) > kept[:, None], 0)
+
+
+def _accept_compiled(batch: Verification, requests: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the drafts [M] that `requests` [M] keep, and their final tokens [M]."""
+    assert batch.probs is not None
+    assert batch.uniforms is not None
+    assert batch.final_keys is not None
+    return torch.ops.outrider.accept_sampled(
+        batch.probs.contiguous(), requests, batch.qo_indptr[:-1].long(), batch.verify_lens.long(),
+        batch.tokens.contiguous(), batch.uniforms.contiguous(),
+        None if batch.draft_probs is None else batch.draft_probs.contiguous(), batch.vocab,
+        batch.final_keys.contiguous(), batch.by_block,
+    )  # fmt: skip
 
 
 def kept_drafts(batch: Verification) -> tuple[torch.Tensor, torch.Tensor]:

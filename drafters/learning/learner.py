@@ -345,17 +345,19 @@ class Learner:
             return 1.0, tau(self.drafters.follow(folder, answers)) < GENERAL_LOSS * before
         trained, low, high = self.drafters.load(folder, torch.float32), 0.0, MOST_SHARE
 
-        def kept(share: float) -> float:
+        def write(share: float) -> None:
             self.drafters.save(mixed(self.drafters.load(first, torch.float32), trained, share), folder)
-            return tau(self.drafters.follow(folder, answers)) / before
 
-        if (most := kept(MOST_SHARE)) >= GENERAL_AIM:
+        write(MOST_SHARE)
+        kept = tau(self.drafters.follow(folder, answers)) / before
+        if kept >= GENERAL_AIM:
             return MOST_SHARE, False
         for _ in range(BISECTIONS):
-            share = (low + high) / 2
-            low, high = (share, high) if kept(share) >= GENERAL_AIM else (low, share)
-        kept(low)
-        return low, most < GENERAL_LOSS
+            write(share := (low + high) / 2)
+            reached = tau(self.drafters.follow(folder, answers)) >= GENERAL_AIM * before
+            low, high = (share, high) if reached else (low, share)
+        write(low)
+        return low, kept < GENERAL_LOSS
 
     def _general_tau(self, name: str | None, numbers: list[int]) -> float:
         """Return tau on these general answers, of a drafter or of none."""
