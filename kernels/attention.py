@@ -26,7 +26,7 @@ BatchedProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Scores(NamedTuple):
-    """How scores are made and which positions are seen; fields as in `flat_attention`."""
+    """Options of the scores and the positions seen, as in `flat_attention`."""
 
     scale: float
     causal: bool = True

@@ -1,11 +1,10 @@
 """The gate: a candidate passes only if it drafts better than the drafter in use on answers new to both.
 
 Both follow the same answers as a server would, greedily and teacher-forced (`training/validate.py`), with prompt lookup
-before the drafter (`lookups.py`). The candidate's saved steps are summed
-by prompt, so that a frequent prompt is one observation. If the two drafters are equally good, each sum is as likely to
-have the other sign. That gives the exact chance of such a total, however few prompts there are (Fisher, The Design of
-Experiments, 1935, section 21). Candidates are compared repeatedly on the same answers, so each attempt gets a part of
-the allowed chance.
+before the drafter (`lookups.py`). The candidate's saved steps are summed by prompt, so that a frequent prompt is one
+observation. If the two drafters are equally good, each sum is as likely to have the other sign. That gives the exact
+chance of such a total, however few prompts there are (Fisher, The Design of Experiments, 1935, section 21). Candidates
+are compared repeatedly on the same answers, so each attempt gets a part of the allowed chance.
 """
 
 from collections.abc import Iterable
@@ -51,7 +50,7 @@ def tau(answers: Iterable[Followed]) -> float:
 
 @torch.inference_mode()
 def follow(drafts: Drafts, maker: BatchMaker, sequences: Iterable[Sequence], lookups: Lookups) -> list[Followed]:
-    """Follow each answer with a drafter behind prompt lookup; maker: cuts steps for it."""
+    """Follow each answer with prompt lookup and a drafter. maker: cuts the drafter's steps."""
     followed, gamma = [], maker.config.gamma
     for s in sequences:
         sure: list[torch.Tensor] = []

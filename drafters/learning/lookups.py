@@ -1,7 +1,7 @@
-"""Prompt lookup along known answers: served drafters are asked only where it is unsure (`LookupFirst`).
+"""Prompt lookup along known answers. A server's model drafts only where lookup is unsure (`LookupFirst`).
 
-So the learner trains and judges a drafter there. Lookup in other requests' texts is left out: it finds less in the
-answers of tomorrow.
+So the learner trains the drafter there, and judges it with lookup. It leaves out lookup in other requests' texts, which
+finds less in the answers of tomorrow.
 """
 
 import torch
@@ -15,23 +15,22 @@ from ..training.store import Sequence
 
 
 class Lookups:
-    """Looks up as servers do at temperature 0. kind: of the drafter behind it. gamma: tokens of a lookup, 0: none."""
+    """Looks up as servers do at temperature 0. kind: name of their drafter. gamma: tokens of a lookup, 0: none."""
 
     def __init__(self, kind: str, gamma: int) -> None:
         self.gamma, self._run_length = gamma, registry.find(kind).expected_run_length
+        self._ngram = NgramDrafter(gamma)
 
     def along(self, s: Sequence, model_gamma: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return, for each of the N anchors of an answer, how many tokens a lookup expects to be accepted [N] float32,
         cut to the model's gamma, and how many the answer accepts [N] int64."""
-        low, high = anchor_range(s)
-        anchors = torch.arange(low, high)
+        anchors = torch.arange(*anchor_range(s))
         if not self.gamma:
             return torch.zeros(len(anchors)), torch.zeros_like(anchors)
-        ngram, rows = NgramDrafter(self.gamma), torch.zeros_like(anchors)
-        ngram.allocate(len(s.tokens))
-        every = torch.arange(len(s.tokens))
-        ngram.history.write(every, s.tokens)
-        draft = ngram.propose(
+        rows, every = torch.zeros_like(anchors), torch.arange(len(s.tokens))
+        self._ngram.allocate(len(s.tokens))
+        self._ngram.history.write(every, s.tokens)
+        draft = self._ngram.propose(
             DraftBatch(
                 anchors=s.tokens[anchors], seq_lens=anchors, page_table=every[None].int(),
                 rows=rows, temperatures=rows.float(), keys=rows[:, None], all_greedy=True, wants_probs=False,

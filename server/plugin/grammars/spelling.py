@@ -83,6 +83,8 @@ class Written:
                     rest = rest or self.spelling.after([*before[-TAIL:], *tokens], left.decode())[0]
                 except UnicodeDecodeError:  # the target's token ends within a character
                     break
+                if not rest:
+                    break
                 known.append(False)
                 token = rest.pop(0)
             else:

@@ -59,6 +59,14 @@ def matcher_of(info: xgrammar.TokenizerInfo, schema: dict[str, Any]) -> Any:
     return xgrammar.GrammarMatcher(compiled, max_rollback_tokens=50)
 
 
+def written_by(matcher: Any, text: str) -> list[int]:
+    """The tokenizer's tokens of a text, which the matcher accepts."""
+    tokens: list[int] = tokenizer().encode(text, add_special_tokens=False)
+    for token in tokens:
+        assert matcher.accept_token(token)
+    return tokens
+
+
 def steps(forced: ForcedText, matcher: Any, answer: list[int]) -> tuple[int, int]:
     """Steps with drafts of forced text that complete the answer, and the number of wrong drafted tokens."""
     place = count = wrong = 0
@@ -117,9 +125,7 @@ def test_the_matcher_stays_as_it_is(info: xgrammar.TokenizerInfo, spelling: Spel
 def test_a_draft_is_cut_where_it_is_refused_and_continued(info: xgrammar.TokenizerInfo, spelling: Spelling) -> None:
     encode = tokenizer().encode
     forced, matcher = ForcedText(spelling, JsonStyle()), matcher_of(info, SCHEMA)
-    answer = encode('[{"name":', add_special_tokens=False)
-    for token in answer:
-        assert matcher.accept_token(token)
+    answer = written_by(matcher, '[{"name":')
     forced.tokens(matcher, answer, LONGEST)
     draft = encode(' "Eva",', add_special_tokens=False)
     allowed, more = forced.after(matcher, answer, draft, LONGEST)
@@ -152,9 +158,7 @@ def test_text_is_drafted_as_the_target_wrote_it(info: xgrammar.TokenizerInfo, sp
 def test_a_draft_is_cut_where_the_target_wrote_other_tokens(info: xgrammar.TokenizerInfo, spelling: Spelling) -> None:
     encode = tokenizer().encode
     forced, matcher = ForcedText(spelling, JsonStyle()), matcher_of(info, SCHEMA)
-    answer = encode('[{"name": "A", "', add_special_tokens=False)
-    for token in answer:
-        assert matcher.accept_token(token)
+    answer = written_by(matcher, '[{"name": "A", "')
     drafted = encode("age", add_special_tokens=False)
     assert forced.after(matcher, answer, drafted, LONGEST)[0] == len(drafted) == 1
     for token in split("age"):
@@ -163,9 +167,7 @@ def test_a_draft_is_cut_where_the_target_wrote_other_tokens(info: xgrammar.Token
         answer.append(token)
     forced.tokens(matcher, answer, LONGEST)
     later = matcher_of(info, SCHEMA)
-    begun = encode('[{"name": "B', add_special_tokens=False)
-    for token in begun:
-        assert later.accept_token(token)
+    begun = written_by(later, '[{"name": "B')
     forced = forced.anew()
     forced.tokens(later, begun, LONGEST)
     draft = encode('", "', add_special_tokens=False)
@@ -193,6 +195,10 @@ def test_tokens_that_end_within_a_character_are_remembered(text: str, spelling: 
     assert partly.spell([], text, LONGEST)[0] == bytes_alone[: len(bytes_alone) - 1]
 
 
+def test_a_tokenizer_that_writes_nothing_ends_the_draft() -> None:
+    assert Written(Spelling(lambda text: [], [b"a"])).spell([], "a", LONGEST) == ([], [])
+
+
 def test_few_texts_are_remembered(spelling: Spelling) -> None:
     written = Written(spelling)
     for number in range(3 * MOST_KNOWN):
@@ -218,9 +224,7 @@ def test_other_grammars_force_what_they_leave_no_choice_of(
     regex: str, begun: str, rest: str, info: xgrammar.TokenizerInfo, spelling: Spelling
 ) -> None:
     matcher = xgrammar.GrammarMatcher(xgrammar.GrammarCompiler(info).compile_regex(regex), max_rollback_tokens=50)
-    answer = tokenizer().encode(begun, add_special_tokens=False)
-    for token in answer:
-        assert matcher.accept_token(token)
+    answer = written_by(matcher, begun)
     draft = ForcedText(spelling).tokens(matcher, answer, LONGEST).tokens
     assert tokenizer().decode(draft) == rest
 
