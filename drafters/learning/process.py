@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 import torch
+from transformers.utils import logging
 
 from ..training.target import TargetModel, keep_freed_memory
 from .answers import clear
@@ -66,6 +67,7 @@ def main(given: list[str] | None = None) -> int:
     fcntl.flock(lock, fcntl.LOCK_EX)  # another learner may be ending
     torch.set_num_threads(args.threads)
     keep_freed_memory()
+    logging.disable_progress_bar()  # it would stand within the server's log lines
     try:
         target = TargetModel.load(args.target, device=args.device, dtype=getattr(torch, args.dtype))
         settings(args.kind, target, args.start)

@@ -325,9 +325,11 @@ def test_stopped_continued_ended_and_orphaned(folder: Path, command: list[str], 
         subprocess.run(["kill", "-STOP", str(pid)], check=True)
         server.kill()
         within(60, lambda: not state_of(pid))
-    with subprocess.Popen(learner, stdout=subprocess.DEVNULL) as process:
+    log = folder.with_name("log")
+    with log.open("w") as errors, subprocess.Popen(learner, stdout=subprocess.DEVNULL, stderr=errors) as process:
         count = len(events(folder, "training"))
         within(120, lambda: len(events(folder, "training")) > count)
         process.terminate()
         assert process.wait(60) == -signal.SIGTERM
+    assert "Loading" not in log.read_text()  # a bar would stand within a line of the server's log
     assert len(AnswerReader(folder).read()) == len(answers)
