@@ -2,8 +2,6 @@
 
     python -m outrider.drafters.learning.process --folder F --target PATH --kind dspark --start FOLDER \
         --general prompts.jsonl --threads 1
-
-It ends with its parent.
 """
 
 import argparse

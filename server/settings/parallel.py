@@ -24,6 +24,11 @@ TOGETHER = "leave --disaggregation-mode out"
 BACKENDS = ("mooncake_tcp", "mooncake")
 """SGLang's names of its transfers over TCP and by RDMA."""
 PACKAGE = "mooncake"
+STEPLESS = {
+    "--constrained-json-disable-any-whitespace": "store_true", "--constrained-json-whitespace-pattern": "store",
+    "--log-requests": "store_true", "--log-level": "store", "--disaggregation-bootstrap-port": "store",
+}  # fmt: skip
+"""SGLang's flags that change no step's time, so that a profile fits with and without them; and argparse's actions."""
 INSTALL = "pip install mooncake-transfer-engine-non-cuda==0.3.13.post1 (and Debian's libibverbs1)"
 
 
@@ -48,7 +53,7 @@ class Parallel:
         """Read SGLang's flags. Raises UserError for a wrong one."""
         known, others = _PARSER.parse_known_args(list(flags))
         given = vars(known)
-        del given["disaggregation_bootstrap_port"]
+        del given["stepless"]
         given["role"] = given["role"].replace("null", "")
         parsed = cls(**given, others=tuple(others))
         parsed._check()
@@ -81,10 +86,7 @@ class Parallel:
             )
 
     def check_one_server(self, needs_one_server: Mapping[str, bool]) -> None:
-        """Raise UserError if prefill and decode are separate but a flag needs one server.
-
-        needs_one_server: such flags, and True for each that is given.
-        """
+        """Raise UserError if prefill and decode are separate but one of these flags is given (True)."""
         if not self.role:
             return
         if name := next((flag for flag, given in needs_one_server.items() if given), None):
@@ -144,16 +146,12 @@ class SGLangParser(argparse.ArgumentParser):
         raise UserError(f"among the flags for SGLang: {message}")
 
 
-def _parser() -> SGLangParser:
-    parser = SGLangParser()
-    parser.add_argument("--tp-size", "--tensor-parallel-size", dest="tp_size", type=int, default=1)
-    parser.add_argument("--nnodes", type=int, default=1)
-    parser.add_argument("--node-rank", type=int, default=0)
-    parser.add_argument("--dist-init-addr", "--nccl-init-addr", dest="dist_init_addr")
-    parser.add_argument("--disaggregation-mode", dest="role", choices=("null", "prefill", "decode"), default="null")
-    parser.add_argument("--disaggregation-transfer-backend", dest="backend", default="mooncake")
-    parser.add_argument("--disaggregation-bootstrap-port", type=int)
-    return parser
-
-
-_PARSER = _parser()
+_PARSER = SGLangParser()
+_PARSER.add_argument("--tp-size", "--tensor-parallel-size", dest="tp_size", type=int, default=1)
+_PARSER.add_argument("--nnodes", type=int, default=1)
+_PARSER.add_argument("--node-rank", type=int, default=0)
+_PARSER.add_argument("--dist-init-addr", "--nccl-init-addr", dest="dist_init_addr")
+_PARSER.add_argument("--disaggregation-mode", dest="role", choices=("null", "prefill", "decode"), default="null")
+_PARSER.add_argument("--disaggregation-transfer-backend", dest="backend", default="mooncake")
+for flag, action in STEPLESS.items():
+    _PARSER.add_argument(flag, action=action, dest="stepless")

@@ -19,11 +19,12 @@ FOUR = ("--tp-size", "4", "--nnodes", "2", "--node-rank", "1", *MEETING)
 
 
 def test_known_flags_are_read_and_the_rest_kept() -> None:
-    parallel = Parallel.of((*FOUR, "--page-size", "16"))
+    quiet = ("--log-level", "error", "--constrained-json-disable-any-whitespace")
+    parallel = Parallel.of((*FOUR, *quiet, "--page-size", "16"))
     assert (parallel.tp_size, parallel.nnodes, parallel.node_rank, parallel.address) == (4, 2, 1, ("10.0.0.1", 25000))
     assert parallel.ranks_here == 2
     assert not parallel.leads
-    assert parallel.step_flags == ("--page-size", "16", "--tp-size", "4", "--nnodes", "2")  # without the nodes' address
+    assert parallel.step_flags == ("--page-size", "16", "--tp-size", "4", "--nnodes", "2")  # what changes a step
     alone = Parallel.of(())
     assert alone.leads
     assert alone.ranks_here == 1
