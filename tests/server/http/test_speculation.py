@@ -62,6 +62,17 @@ def test_pieces_of_a_stream_together_are_the_whole() -> None:
     assert pieces == list("déjà vu")
 
 
+def test_a_text_that_runs_ahead_of_whole_characters_is_sent_once() -> None:
+    tokenizer, text = Bytes(), "a☃b"
+    trace, pieces = TokenTrace(tokenizer), []
+    for length in range(1, 6):
+        shown = text.encode()[:length].decode(errors="replace")
+        content = tokenizer.content(text)
+        content |= {"text": shown, "output_ids": content["output_ids"][:length]}
+        pieces.append("".join(entry["token"] for entry in trace.follow(content)))
+    assert pieces == ["a", "�", "", "", "b"]
+
+
 def test_a_token_without_a_record_has_no_entry() -> None:
     tokenizer = Bytes()
     content = tokenizer.content("déjà vu")

@@ -161,6 +161,26 @@ def test_tokens_equal_base_decoding(
     assert decode(spiffy, temperatures, {})[0] == expected
 
 
+def test_the_next_drafts_come_from_the_row_of_the_newest_state() -> None:
+    """A wrong row costs drafts, not tokens: no text shows it."""
+    root, half, whole, opened = [0, 0, 0, 0], [5, 0, 0, 0], [5, 6, 7, 8], [9, 0, 0, 0]
+    drafts = [draft_rows.StateDraft(0, np.array(half), False), draft_rows.StateDraft(0, np.array(whole), True)]
+    before = OpenRows(
+        tokens=torch.tensor([root]), starts=torch.zeros(1, dtype=torch.int64), before=torch.tensor([-1]),
+        tables=torch.zeros(1, dtype=torch.int64), slots=torch.zeros(1, BLOCK, dtype=torch.int64),
+        open=torch.tensor([True]), above=torch.tensor([-1]),
+    )  # fmt: skip
+    rows = draft_rows.with_drafts(before, [0], drafts, torch.zeros(3, BLOCK, dtype=torch.int64), MASK)
+    for steps, newest, row in (
+        ([[5, 6, 0, 0], [5, 6, 0, 0], whole, opened], [5, 6, 0, 0], 0),  # no draft is the next state
+        ([half, [5, 6, 0, 0], whole, opened], [5, 6, 0, 0], 1),
+        ([half, whole, whole, opened], opened, 3),
+    ):
+        [outcome] = draft_rows.found(rows, np.array(steps), [0], drafts, 1, MASK)
+        assert outcome is not None
+        assert (outcome.newest.tolist(), outcome.row) == (newest, row)
+
+
 def test_replayed_states_are_counted_as_drafts(spiffy: Spiffy, monkeypatch: pytest.MonkeyPatch) -> None:
     """Naming states by ranks inverts the filling of a graph."""
     traced: list[Trajectory] = []
