@@ -40,7 +40,7 @@ from ..training.deadline import Deadline, OutOfTime
 from ..training.diffusion import DiffusionRun
 from ..training.features import build_store, sample_texts
 from ..training.forward import frozen_part, load_drafter
-from ..training.logs import LogReader, held_out_prompts, written_by_target
+from ..training.logs import LEAST_AGREEMENT, LogReader, agreement, held_out_prompts
 from ..training.loop import AnswerSplit, DraftRun, ReaderRun, Recipe, TrainingRun
 from ..training.prompts import AnsweredPrompt, read_samples
 from ..training.start import start_markov
@@ -196,7 +196,7 @@ def read_log(
     reader = LogReader(target)
     foreign = build_store(
         target, reader.read(args.from_log), store, layers=layers, top=args.top, max_tokens=args.max_tokens,
-        deadline=deadline, keep=written_by_target,
+        deadline=deadline, keep=lambda text, read: agreement(read, text.temperature) >= LEAST_AGREEMENT,
     )  # fmt: skip
     for reason, count in (reader.skipped + Counter({"not this model's answers": foreign})).items():
         print(f"left out of the log: {count} x {reason}")

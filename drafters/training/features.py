@@ -6,9 +6,12 @@ epoch.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice, takewhile
+from typing import Any
 
 import torch
 from tqdm import tqdm
+from transformers.cache_utils import Cache, DynamicLayer
 
 from .deadline import NEVER, Deadline
 from .prompts import AnsweredPrompt
@@ -17,8 +20,8 @@ from .target import TargetModel, outputs_of
 
 BATCH_TOKENS = 2048
 """Tokens that the target reads at a time, padding included; a longer text goes in alone."""
-PART_TOKENS = 4 * BATCH_TOKENS
-"""Tokens with features in memory at once, to be stored in the order of their texts."""
+PART_TEXTS = 16
+"""Texts with features in memory at once, to be stored in their order."""
 LOGIT_ROWS = 256
 """Positions with logits over the whole vocabulary in memory at once."""
 
@@ -27,20 +30,46 @@ LOGIT_ROWS = 256
 def sequence_features(
     target: TargetModel, batch: list[tuple[list[int], int]], layers: tuple[int, ...], top: int
 ) -> list[Sequence]:
-    """Return features of (tokens, prompt length) pairs, padded on the right and run together; on the CPU. The
-    distribution of answer token i comes from position i - 1, so logits are computed from the last prompt token on."""
-    width = max(len(ids) for ids, _ in batch)
-    padded = torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in batch], device=target.device)
+    """Return features of (tokens, prompt length) pairs, padded on the right and run together; on the CPU. Tokens that
+    all begin with are read once. The distribution of answer token i comes from position i - 1, so logits are computed
+    from the last prompt token on."""
+    shared, width = shared_tokens(target, batch), max(len(ids) for ids, _ in batch)
+    padded = torch.tensor([ids[shared:] + [0] * (width - len(ids)) for ids, _ in batch], device=target.device)
+    cache, features = Cache(layer_class_to_replicate=SharedLayer), []
     with outputs_of({i: target.model.model.layers[i] for i in layers}) as out:
-        final = target.model.model(input_ids=padded, use_cache=False).last_hidden_state
-    features = torch.cat([out[i] for i in layers], -1) if layers else final[..., :0]
+        for part in [padded.new_tensor([batch[0][0][:shared]]), padded] if shared else [padded]:
+            final = target.model.model(
+                input_ids=part, past_key_values=cache if shared else None, use_cache=shared > 0
+            ).last_hidden_state
+            features.append(torch.cat([out[i] for i in layers], -1) if layers else final[..., :0])
     sequences = []
     for row, (ids, prompt) in enumerate(batch):
-        likeliest = [_likeliest(part, target, top) for part in final[row, prompt - 1 : len(ids) - 1].split(LOGIT_ROWS)]
+        rows = final[row, prompt - 1 - shared : len(ids) - 1 - shared]
+        likeliest = [_likeliest(part, target, top) for part in rows.split(LOGIT_ROWS)]
         top_ids, probs = (torch.cat(parts) for parts in zip(*likeliest, strict=True))
-        kept = features[row, : len(ids)].cpu()
+        kept = torch.cat([*(first[0] for first in features[:-1]), features[-1][row, : len(ids) - shared]]).cpu()
         sequences.append(Sequence(torch.tensor(ids), prompt, kept, top_ids, probs))
     return sequences
+
+
+class SharedLayer(DynamicLayer):
+    """A layer's keys and values of tokens that all rows begin with, kept once."""
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
+        if not self.is_initialized:
+            return super().update(key_states, value_states)
+        parts = (self.keys, key_states), (self.values, value_states)
+        keys, values = (torch.cat([first.expand(len(new), -1, -1, -1), new], -2) for first, new in parts)
+        return keys, values
+
+
+def shared_tokens(target: TargetModel, texts: list[tuple[list[int], int]]) -> int:
+    """Return how many tokens all texts begin with, within their prompts; 0 where a layer keeps a recurrent state."""
+    kinds = set(getattr(target.config, "layer_types", None) or ())
+    if len(texts) == 1 or kinds - {"full_attention", "sliding_attention"}:
+        return 0
+    columns = zip(*(ids[: prompt - 1] for ids, prompt in texts), strict=False)
+    return len(list(takewhile(lambda tokens: len({*tokens}) == 1, columns)))
 
 
 def _likeliest(states: torch.Tensor, target: TargetModel, top: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,10 +99,10 @@ def read_texts(
 ) -> Iterator[dict[int, Sequence]]:
     """Let the target read (tokens, prompt length) pairs, texts of similar length together. Yields batches: the features
     of each text by its number."""
-    order = sorted(range(len(texts)), key=lambda number: len(texts[number][0]))
+    order, shared = sorted(range(len(texts)), key=lambda number: len(texts[number][0])), shared_tokens(target, texts)
     while order:
         batch = [order.pop(0)]
-        while order and (len(batch) + 1) * len(texts[order[0]][0]) <= BATCH_TOKENS:
+        while order and (len(batch) + 1) * (len(texts[order[0]][0]) - shared) <= BATCH_TOKENS:
             batch.append(order.pop(0))
         made = sequence_features(target, [texts[number] for number in batch], layers, top)
         yield dict(zip(batch, made, strict=True))
@@ -113,7 +142,7 @@ def build_store(
     missing = (text for text in cut if usable(len(text.tokens), text.prompt) and text.tokens not in store)
     progress = tqdm(desc="features", unit="tok", unit_scale=True)
     left_out = 0
-    for part in _parts(missing):
+    while part := list(islice(missing, PART_TEXTS)):
         made: dict[int, Sequence] = {}
         for batch in read_texts(target, [(text.tokens, text.prompt) for text in part], layers, top):
             made |= batch
@@ -126,15 +155,3 @@ def build_store(
         deadline.check()
     progress.close()
     return left_out
-
-
-def _parts(texts: Iterable[AnsweredText]) -> Iterator[list[AnsweredText]]:
-    """Yield consecutive texts of about `PART_TOKENS` tokens."""
-    part: list[AnsweredText] = []
-    for text in texts:
-        part.append(text)
-        if sum(len(each.tokens) for each in part) >= PART_TOKENS:
-            yield part
-            part = []
-    if part:
-        yield part

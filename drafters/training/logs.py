@@ -164,11 +164,6 @@ def held_out(prompt: str) -> bool:
     return int(prompt, 16) % HELD_OUT == 0
 
 
-def written_by_target(text: AnsweredText, sequence: Sequence) -> bool:
-    """Return True if the target may have written this answer."""
-    return agreement(sequence, text.temperature) >= LEAST_AGREEMENT
-
-
 def held_out_prompts(store: FeatureStore, count: int) -> list[int]:
     """Return all answers to the first `count` held-out prompts; adding answers does not change which prompts these
     are."""

@@ -131,19 +131,6 @@ def learn_from(
     }
 
 
-def train_step(
-    model: BlockModel | EagleModel,
-    frozen: FrozenTarget,
-    step: TrainingStep,
-    loss_weights: LossWeights,
-    *,
-    alpha_conf: float,
-) -> dict[str, torch.Tensor]:
-    """Do forward and backward of one step of a block drafter or an EAGLE-3 head, as `learn_from`."""
-    hidden = hidden_states(model, frozen, step, step.valid.shape[1])
-    return learn_from(model, frozen, step, hidden, loss_weights, alpha_conf=alpha_conf)
-
-
 def checkpoint_model(path: Path) -> DraftModel:
     """Return the float32 drafter inside a run's checkpoint, for exporting a run that has not ended."""
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
@@ -369,8 +356,9 @@ class ReaderRun(DraftRun[Reader]):
     """Training of a drafter that reads the target's hidden states."""
 
     def learn(self, batch: TrainingStep) -> dict[str, torch.Tensor]:
-        recipe = self.recipe
-        return train_step(self.model, self.frozen, batch, recipe.losses(self.step), alpha_conf=recipe.alpha_conf)
+        hidden = hidden_states(self.model, self.frozen, batch, batch.valid.shape[1])
+        losses = self.recipe.losses(self.step)
+        return learn_from(self.model, self.frozen, batch, hidden, losses, alpha_conf=self.recipe.alpha_conf)
 
 
 def plot_losses(table: Path, figure: Figure) -> None:

@@ -80,12 +80,7 @@ def arms_of(folders: list[Path], steps: list[int]) -> list[Arm]:
 
 
 def measure(
-    target: TargetModel,
-    arms: list[Arm],
-    answers: list[Answer],
-    *,
-    temperature: float = 0.0,
-    steps: Steps = walk,
+    target: TargetModel, arms: list[Arm], answers: list[Answer], *, temperature: float = 0.0, steps: Steps = walk
 ) -> list[Acceptance]:
     """Return the acceptance of each arm along the same answers, which the target wrote at `temperature`."""
     followed = []

@@ -57,14 +57,7 @@ class Remote:
     model: str
     session: aiohttp.ClientSession = field(repr=False)
 
-    async def ask(
-        self,
-        path: str,
-        body: Mapping[str, Any],
-        *,
-        timeout: float,
-        into: Reply | None = None,
-    ) -> Reply:
+    async def ask(self, path: str, body: Mapping[str, Any], *, timeout: float, into: Reply | None = None) -> Reply:
         """Send a request for one choice and read the whole answer, streamed if the body says so.
 
         timeout: seconds until the request fails. into: the reply to fill, so that a caller can watch it.

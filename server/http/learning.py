@@ -60,8 +60,7 @@ class LearningMetrics:
         self.in_use_tau = gauge("in_use_tau", "Tokens a step of the drafter in use, on answers that none has seen.")
         self.candidate_tau = gauge("candidate_tau", "The same of the drafter in training.")
         self.in_use = gauge(
-            "in_use",
-            "Number of the learned drafter that serves; 0: that of the start. With --learn-per: how many do.",
+            "in_use", "Number of the learned drafter that serves; 0: that of the start. With --learn-per: how many do."
         )
         self.training = gauge("training", "1 while the learner trains, 0 while it waits.")
         self.failed = gauge("failed", "1 while the learner cannot go on.")

@@ -134,9 +134,7 @@ class Declared:
         choices=("block", "token"),
     )
     planner: str = _speculation(
-        "asynchronous",
-        f"decides how much of each draft is verified: {_each(planners.PLANNERS)}",
-        choices=PLANNERS,
+        "asynchronous", f"decides how much of each draft is verified: {_each(planners.PLANNERS)}", choices=PLANNERS
     )
     threshold: float = _speculation(0.3, "survival below which `--planner threshold` stops", metavar="P", bounds=(0, 1))
     profile: str | None = _speculation(

@@ -7,8 +7,8 @@ from tiny_drafters import TERMS, TINY, make_model, make_sequence
 
 from outrider.drafters.training import batches
 from outrider.drafters.training.batches import BatchMaker
-from outrider.drafters.training.forward import FrozenTarget
-from outrider.drafters.training.loop import train_step
+from outrider.drafters.training.forward import FrozenTarget, hidden_states
+from outrider.drafters.training.loop import learn_from
 from outrider.drafters.training.loss import LossWeights
 
 
@@ -23,7 +23,8 @@ def test_empty_context_rows_have_no_gradient(monkeypatch: pytest.MonkeyPatch) ->
         step = maker.cut(sequences, [torch.arange(5, 69, 9), torch.arange(4, 19)], 4)
         assert len(step.context) == (68 + 18 if rows == 1 else 128 + 64)
         model = make_model(TINY).requires_grad_(True)
-        train_step(model, frozen, step, LossWeights(ce=0.1, tv=0.9), alpha_conf=1.0)
+        hidden = hidden_states(model, frozen, step, step.valid.shape[1])
+        learn_from(model, frozen, step, hidden, LossWeights(ce=0.1, tv=0.9), alpha_conf=1.0)
         gradients.append({name: p.grad for name, p in model.named_parameters()})
     for name, exact in gradients[0].items():
         size = exact.abs().amax().clamp(min=1e-30)

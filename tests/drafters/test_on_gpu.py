@@ -10,8 +10,8 @@ from tiny_drafters import DFLASH, DFLASH2, GATED, LILICORR, TRUNCATED
 from outrider.drafters.block.config import BlockConfig
 from outrider.drafters.block.model import BlockModel
 from outrider.drafters.training.batches import BatchMaker
-from outrider.drafters.training.forward import FrozenTarget
-from outrider.drafters.training.loop import train_step
+from outrider.drafters.training.forward import FrozenTarget, hidden_states
+from outrider.drafters.training.loop import learn_from
 from outrider.drafters.training.loss import LossWeights
 from outrider.drafters.training.store import Sequence
 
@@ -39,7 +39,8 @@ def test_a_training_step_on_a_gpu_never_waits(config: BlockConfig) -> None:
     frozen = FrozenTarget(embedding, embedding[: config.logit_size])
     with META:
         model = BlockModel(config)
-    row = train_step(model, _moved(frozen), _moved(step), WEIGHTS, alpha_conf=1.0)
+    frozen, step = _moved(frozen), _moved(step)
+    row = learn_from(model, frozen, step, hidden_states(model, frozen, step, config.gamma), WEIGHTS, alpha_conf=1.0)
     assert {x.device for x in row.values()} == {META}
     assert all(p.grad is not None for p in model.parameters())
 

@@ -13,8 +13,8 @@ from tiny_eagle import LAYER_IDS, VOCAB, save_eagle
 
 from outrider.drafters.eagle.model import EagleModel
 from outrider.drafters.training.batches import BatchMaker, TrainingStep, random_steps
-from outrider.drafters.training.forward import FrozenTarget, frozen_part
-from outrider.drafters.training.loop import learn_from, train_step
+from outrider.drafters.training.forward import FrozenTarget, frozen_part, hidden_states
+from outrider.drafters.training.loop import learn_from
 from outrider.drafters.training.loss import LossWeights
 from outrider.drafters.training.masked import block_states, mask_blocks
 from outrider.drafters.training.resident import ResidentStore
@@ -76,7 +76,8 @@ def test_both_cuts_give_the_same_steps(kind: str, tmp_path: Path) -> None:
             states = block_states(model, frozen, hidden.step, step.tokens[:, :-1], hidden.revealed)
             logged = learn_from(model, frozen, hidden.step, states, replace(LOSSES, survival=False), alpha_conf=1.0)
         else:
-            logged = train_step(model, frozen, step, LOSSES, alpha_conf=1.0)
+            states = hidden_states(model, frozen, step, 4)
+            logged = learn_from(model, frozen, step, states, LOSSES, alpha_conf=1.0)
         named = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         assert len(named) > 10
         gradients.append(named | logged)
