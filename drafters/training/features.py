@@ -58,8 +58,9 @@ class SharedLayer(DynamicLayer):
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
         if not self.is_initialized:
             return super().update(key_states, value_states)
-        parts = (self.keys, key_states), (self.values, value_states)
-        keys, values = (torch.cat([first.expand(len(new), -1, -1, -1), new], -2) for first, new in parts)
+        kept: tuple[Any, Any] = self.keys, self.values
+        states = zip(kept, (key_states, value_states), strict=True)
+        keys, values = (torch.cat([first.expand(len(new), -1, -1, -1), new], -2) for first, new in states)
         return keys, values
 
 
