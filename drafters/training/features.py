@@ -67,7 +67,7 @@ class SharedLayer(DynamicLayer):
 def shared_tokens(target: TargetModel, texts: list[tuple[list[int], int]]) -> int:
     """Return how many tokens all texts begin with, within their prompts; 0 where a layer keeps a recurrent state."""
     kinds = set(getattr(target.config, "layer_types", None) or ())
-    if len(texts) == 1 or kinds - {"full_attention", "sliding_attention"}:
+    if len(texts) == 1 or kinds - {"full_attention", "sliding_attention", "chunked_attention"}:
         return 0
     columns = zip(*(ids[: prompt - 1] for ids, prompt in texts), strict=False)
     return len(list(takewhile(lambda tokens: len({*tokens}) == 1, columns)))

@@ -1,66 +1,50 @@
 """Features of texts read together equal those of each text alone."""
 
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from margins import assert_near
-from small_target import SmallTarget
 from tiny_drafters import TERMS
-from transformers import AutoModelForCausalLM, Qwen2Config
+from tiny_families import FAMILIES, write
 
 from outrider.drafters.training import features
 from outrider.drafters.training.target import TargetModel
+from outrider.server.model.families import RECURRENT, SHOWING
 
-BEGIN, LAYERS = [40, 300, 41, 77, 500, 90], (0, 1)
+READ = sorted(name for name in SHOWING & FAMILIES.keys() if name.endswith("ForCausalLM"))
+BEGIN, LAYERS = [40, 300, 41, 77, 500, 90, *range(30, 42)], (0, 3)
 ENDS = [[12, 33, 9, 8], [12, 5, 7], [6, 2, 81, 44, 3, 7]]
-TEXTS = [([*BEGIN, *end], prompt) for end, prompt in zip(ENDS, (8, 7, 9), strict=True)]
+TEXTS = [([*BEGIN, *end], len(BEGIN) + own) for end, own in zip(ENDS, (2, 1, 3), strict=True)]
+WHOLE, ENDING = [len(ids) for ids, _ in TEXTS], [len(end) for end in ENDS]
+AT_ONCE = {1: [WHOLE[1], WHOLE[0], WHOLE[2]], 12: [len(BEGIN), 2 * ENDING[0], WHOLE[2]], 2048: [len(BEGIN), 3 * 6]}
+"""Tokens at once -> tokens of each forward."""
 
 
-def sliding() -> TargetModel:
-    """A random model whose second layer sees four tokens."""
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, use_sliding_window=True, sliding_window=4, max_window_layers=1,
-    )  # fmt: skip
-    assert config.layer_types == ["full_attention", "sliding_attention"]
-    return TargetModel(AutoModelForCausalLM.from_config(config).eval(), None, "sliding")
-
-
-def small(small_target: SmallTarget) -> TargetModel:
-    return TargetModel.load(str(small_target.folder), dtype=torch.float32)
-
-
-@pytest.fixture(params=[small, lambda _: sliding()], ids=["full", "sliding"])
-def target(request: pytest.FixtureRequest, small_target: SmallTarget) -> TargetModel:
-    make: Callable[[SmallTarget], TargetModel] = request.param
-    return make(small_target)
-
-
-@pytest.mark.parametrize("at_once", [1, 12, 2048])
-def test_a_common_beginning_is_read_once_a_batch(
-    target: TargetModel, monkeypatch: pytest.MonkeyPatch, at_once: int
-) -> None:
-    monkeypatch.setattr(features, "BATCH_TOKENS", at_once)
+@pytest.mark.parametrize("family", READ)
+def test_a_common_beginning_is_read_once_a_batch(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(family, tmp_path)
+    target = TargetModel.load(str(tmp_path), dtype=torch.float32)
     read: list[int] = []
     target.model.get_input_embeddings().register_forward_hook(lambda _m, given, _out: read.append(given[0].numel()))
-    made = list(features.read_texts(target, TEXTS, LAYERS, 8))
-    assert read == {1: [9, 10, 12], 12: [6, 2 * 4, 12], 2048: [6, 3 * 6]}[at_once]
-    together = {number: sequence for batch in made for number, sequence in batch.items()}
-    for number, text in enumerate(TEXTS):
-        [alone] = features.sequence_features(target, [text], LAYERS, 8)
-        assert together[number].tokens.tolist() == text[0]
-        assert together[number].prompt == text[1]
-        assert_near(together[number].features, alone.features, TERMS)
-        assert_near(together[number].top_probs, alone.top_probs, TERMS)
+    for at_once, expected in AT_ONCE.items():
+        monkeypatch.setattr(features, "BATCH_TOKENS", at_once)
+        read.clear()
+        together: dict[int, features.Sequence] = {}
+        for batch in features.read_texts(target, TEXTS, LAYERS, 8):
+            together |= batch
+        assert read == expected or family in RECURRENT
+        for number, text in enumerate(TEXTS):
+            [alone] = features.sequence_features(target, [text], LAYERS, 8)
+            assert together[number].tokens.tolist() == text[0]
+            assert together[number].prompt == text[1]
+            assert_near(together[number].features, alone.features, TERMS)
+            assert_near(together[number].top_probs, alone.top_probs, TERMS)
 
 
-def test_answers_and_recurrent_states_are_never_shared(
-    small_target: SmallTarget, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = small(small_target)
-    assert features.shared_tokens(target, [(BEGIN, 3), (BEGIN, 4)]) == 2  # the last one says the answer
+@pytest.mark.parametrize(("family", "shared"), [("LlamaForCausalLM", 2), ("Qwen3NextForCausalLM", 0)])
+def test_only_prompts_are_shared_and_no_recurrent_states(family: str, shared: int, tmp_path: Path) -> None:
+    write(family, tmp_path)
+    target = TargetModel.load(str(tmp_path), dtype=torch.float32)
+    assert features.shared_tokens(target, [(BEGIN, 3), (BEGIN, 4)]) == shared  # the last one says the answer
     assert features.shared_tokens(target, [([1, *BEGIN], 4), (BEGIN, 4)]) == 0
-    monkeypatch.setattr(target.config, "layer_types", ["full_attention", "linear_attention"], raising=False)
-    assert features.shared_tokens(target, TEXTS) == 0
