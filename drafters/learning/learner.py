@@ -317,8 +317,7 @@ class Learner:
         about = {"steps": run.step, "anchors": run.anchors, "share": share, "passed": verdict.passed}
         self.progress.event("gate", **about, **verdict.numbers())
         self.general_every = GENERAL_AFTER_LOSS if forgets else GENERAL_EVERY
-        if forgets:
-            self._write_general(MORE)
+        self._write_general(min(MORE, PROMPTS * (1 + numbers.gates)))
         patience = self.patience
         better = verdict.candidate_tau > patience.best_tau * BETTER
         undecided = self.lineage[-1] not in (None, self.state.in_use)  # then only a better one is offered

@@ -24,7 +24,7 @@ SEGMENTS = 8
 TOP = 32
 """Number of the target's likeliest tokens kept for each token of an answer."""
 PROMPTS, MORE = 48, 144
-"""Number of general prompts at first, and for a drafter that gets worse on them: few answers are soon memorised."""
+"""Number of general prompts at first, and in the end: few answers are soon memorised. Each gate brings PROMPTS more."""
 JUDGING, CHOOSING = 3, 6
 """One in JUDGING of the first prompts is for the gate. One in CHOOSING of all prompts chooses the candidate's share of
 the first drafter. The rest is for training."""

@@ -47,12 +47,12 @@ class Tuned:
                 f"{requests:>8} {tokens:>7} {context:>8.0f} {point.median * 1e3:8.1f} {point.spread:7.0%} {draft}"
             )
         lines += ["", "Calibration error (ECE) of prefix survival on prompts held out, by position"]
-        for case, fit in zip(CLASSES, self.calibration.by_class, strict=True):
+        fits = zip(CLASSES, self.calibration.by_class, strict=True)
+        for case, fit in ((case, fit) for case, fit in fits if max(fit.samples)):
             kept = "raw confidences are kept" if fit.is_identity else "calibrated"
             lines.append(f"{case}: {max(fit.samples)} drafts, {kept}")
-            for title, errors in (
-                ("before", fit.ece_before), ("after", fit.ece_after), ("by chance", fit.ece_by_chance)
-            ):  # fmt: skip
+            for title in ("before", "after", "by chance"):
+                errors = getattr(fit, f"ece_{title.replace(' ', '_')}")
                 lines.append(f"{title:>12} " + " ".join(f"{error:6.1%}" for error in errors))
         return "\n".join(lines)
 
