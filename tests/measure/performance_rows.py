@@ -207,7 +207,7 @@ QUESTIONS: dict[str, tuple[str, str, Callable[[Record], Iterable[tuple[Row, Row]
     ),
     "learn": (
         "A server that learns", "Prompts that it never learns from, before and after; promotion since the first pause. "
-        "Candidates kept nothing of the first drafter.", _learn
+        "sql: 48 general answers, else 144.", _learn
     ),
     "learning by URL": (
         "Learning beside not learning", "A server with `--learn` over one without, mean ± standard error. "
