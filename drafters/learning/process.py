@@ -65,7 +65,7 @@ def main(given: list[str] | None = None) -> int:
     fcntl.flock(lock, fcntl.LOCK_EX)  # another learner may be ending
     torch.set_num_threads(args.threads)
     keep_freed_memory()
-    logging.disable_progress_bar()  # it would stand within the server's log lines
+    logging.disable_progress_bar()  # a bar would cut lines of the server's log
     try:
         target = TargetModel.load(args.target, device=args.device, dtype=getattr(torch, args.dtype))
         settings(args.kind, target, args.start)

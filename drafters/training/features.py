@@ -35,12 +35,11 @@ def sequence_features(
     from the last prompt token on."""
     shared, width = shared_tokens(target, batch), max(len(ids) for ids, _ in batch)
     padded = torch.tensor([ids[shared:] + [0] * (width - len(ids)) for ids, _ in batch], device=target.device)
-    cache, features = Cache(layer_class_to_replicate=SharedLayer), []
+    cache, features = Cache(layer_class_to_replicate=SharedLayer) if shared else None, []
     with outputs_of({i: target.model.model.layers[i] for i in layers}) as out:
         for part in [padded.new_tensor([batch[0][0][:shared]]), padded] if shared else [padded]:
-            final = target.model.model(
-                input_ids=part, past_key_values=cache if shared else None, use_cache=shared > 0
-            ).last_hidden_state
+            outputs = target.model.model(input_ids=part, past_key_values=cache, use_cache=cache is not None)
+            final = outputs.last_hidden_state
             features.append(torch.cat([out[i] for i in layers], -1) if layers else final[..., :0])
     sequences = []
     for row, (ids, prompt) in enumerate(batch):

@@ -24,11 +24,11 @@ TOGETHER = "leave --disaggregation-mode out"
 BACKENDS = ("mooncake_tcp", "mooncake")
 """SGLang's names of its transfers over TCP and by RDMA."""
 PACKAGE = "mooncake"
-STEPLESS = {
-    "--constrained-json-disable-any-whitespace": "store_true", "--constrained-json-whitespace-pattern": "store",
-    "--log-requests": "store_true", "--log-level": "store", "--disaggregation-bootstrap-port": "store",
+STEPLESS: dict[str, dict[str, Any]] = {
+    "--constrained-json-disable-any-whitespace": {"action": "store_true"}, "--constrained-json-whitespace-pattern": {},
+    "--log-requests": {"action": "store_true"}, "--log-level": {}, "--disaggregation-bootstrap-port": {"type": int},
 }  # fmt: skip
-"""SGLang's flags that change no step's time, so that a profile fits with and without them; and argparse's actions."""
+"""SGLang's flags that change no step's time, so that a profile fits with and without them; argparse's options."""
 INSTALL = "pip install mooncake-transfer-engine-non-cuda==0.3.13.post1 (and Debian's libibverbs1)"
 
 
@@ -153,5 +153,5 @@ _PARSER.add_argument("--node-rank", type=int, default=0)
 _PARSER.add_argument("--dist-init-addr", "--nccl-init-addr", dest="dist_init_addr")
 _PARSER.add_argument("--disaggregation-mode", dest="role", choices=("null", "prefill", "decode"), default="null")
 _PARSER.add_argument("--disaggregation-transfer-backend", dest="backend", default="mooncake")
-for flag, action in STEPLESS.items():
-    _PARSER.add_argument(flag, action=action, dest="stepless")
+for flag, options in STEPLESS.items():
+    _PARSER.add_argument(flag, dest="stepless", **options)

@@ -51,8 +51,8 @@ class Tuned:
         for case, fit in ((case, fit) for case, fit in fits if max(fit.samples)):
             kept = "raw confidences are kept" if fit.is_identity else "calibrated"
             lines.append(f"{case}: {max(fit.samples)} drafts, {kept}")
-            for title in ("before", "after", "by chance"):
-                errors = getattr(fit, f"ece_{title.replace(' ', '_')}")
+            rows = {"before": fit.ece_before, "after": fit.ece_after, "by chance": fit.ece_by_chance}
+            for title, errors in rows.items():
                 lines.append(f"{title:>12} " + " ".join(f"{error:6.1%}" for error in errors))
         return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Features of texts read together equal those of each text alone."""
+"""Features do not depend on the texts that are read at the same time."""
 
 from pathlib import Path
 

@@ -23,7 +23,7 @@ from outrider.drafters.learning.answers import Answer, AnswerReader, forget
 from outrider.drafters.learning.gate import Patience
 from outrider.drafters.learning.learner import BISECTIONS, READ_AT_ONCE, Learner
 from outrider.drafters.learning.progress import LearnerProgress
-from outrider.drafters.learning.supply import SEGMENTS, Supply
+from outrider.drafters.learning.supply import PROMPTS, SEGMENTS, Supply
 from outrider.drafters.training.logs import held_out
 from outrider.drafters.training.store import digest
 from outrider.drafters.training.target import TargetModel
@@ -185,6 +185,16 @@ def test_forgotten_general_answers_are_trained_more_and_weights_mixed(
     assert sorted(count for tokens, count in times.items() if tokens not in domain) == judging + choosing
 
 
+def test_each_gate_brings_more_general_answers(
+    folder: Path, command: list[str], general: Path, answers: list[Answer]
+) -> None:
+    general.write_text("".join(json.dumps({"prompt": f"w{i % 9} w{i // 9}"}) + "\n" for i in range(70)))
+    keep(folder, answers)
+    assert run(command, until=lambda: len(events(folder, "training")) >= 2) == -signal.SIGTERM
+    kept = (folder / "features" / "general" / "index.jsonl").read_text().splitlines()
+    assert max(int(json.loads(line)["source"]) for line in kept) >= PROMPTS
+
+
 def shuffled(answers: list[Answer]) -> list[Answer]:
     rng = random.Random(0)
     return [Answer(a.prompt_ids, rng.sample(a.response_ids, len(a.response_ids)), 0.0) for a in answers]
@@ -331,5 +341,5 @@ def test_stopped_continued_ended_and_orphaned(folder: Path, command: list[str], 
         within(120, lambda: len(events(folder, "training")) > count)
         process.terminate()
         assert process.wait(60) == -signal.SIGTERM
-    assert "Loading" not in log.read_text()  # a bar would stand within a line of the server's log
+    assert "Loading" not in log.read_text()  # a bar would cut lines of the server's log
     assert len(AnswerReader(folder).read()) == len(answers)
